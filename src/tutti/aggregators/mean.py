@@ -1,0 +1,18 @@
+"""The plain mean of all workers: every worker counts the same, as in DDP. result = sum(x_i) / n"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tutti.aggregators.base import Aggregator
+
+
+@dataclass
+class Mean(Aggregator):
+    linear: ClassVar[bool] = True
+
+    def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
+        return contributions.mean(0)

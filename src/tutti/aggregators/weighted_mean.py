@@ -1,0 +1,23 @@
+"""The mean weighted by samples: with gradients of mean losses it equals one worker on the whole batch, also when the
+workers' shares differ in size. result = sum(s_i x_i) / sum(s_i)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tutti.aggregators.base import Aggregator
+
+
+@dataclass
+class WeightedMean(Aggregator):
+    linear: ClassVar[bool] = True
+
+    def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
+        return (weights / weights.sum()) @ contributions
+
+    def weight(self, samples: float) -> float:
+        return samples

@@ -1,0 +1,57 @@
+"""torch's own DistributedDataParallel inside our harness: the reference for speed and for results.
+
+Li et al., "PyTorch distributed: experiences on accelerating data parallel training" (2020). It runs on the backend's
+process group, whatever the wire; its bytes are counted by the ring's formula, 2(n-1)/n * S per worker and step.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, cast
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tutti.algorithms.base import Algorithm
+from tutti.comm.base import Lane
+from tutti.replica import Replica
+from tutti.spec import Bytes, Range
+
+
+@dataclass
+class TorchDDP(Algorithm):
+    bucket: Annotated[Bytes, Range(least=1)] = 25 * 2**20
+    unused: bool = False  # find_unused_parameters
+
+    buffers: ClassVar[Literal["broadcast", "average", "local"]] = "local"  # DDP broadcasts them itself
+    needs_process_group: ClassVar[bool] = True
+
+    def setup(self, replica: Replica, lane: Lane) -> None:
+        self._comm = lane.comm.native
+        device = next(replica.model.parameters()).device
+        self._wrapped = DistributedDataParallel(
+            replica.model,
+            device_ids=[device] if device.type == "cuda" else None,
+            process_group=self._comm.group,
+            bucket_cap_mb=self.bucket / 2**20,
+            find_unused_parameters=self.unused,
+            gradient_as_bucket_view=True,
+        )
+        self._nbytes = sum(p.nbytes for p in replica.model.parameters() if p.requires_grad)
+
+    def model(self, replica: Replica) -> nn.Module:
+        return self._wrapped
+
+    def step(self, replica: Replica) -> None:
+        self._comm.note("gradients/ddp", 2 * (self._comm.size - 1) / self._comm.size * self._nbytes)
+        replica.step()
+
+    def accumulate(self, replica: Replica) -> AbstractContextManager[None]:
+        return cast("AbstractContextManager[None]", self._wrapped.no_sync())
+
+    def overlap_seconds(self) -> tuple[float, float] | None:
+        data = self._wrapped._get_ddp_logging_data()
+        total = data.get("avg_backward_comm_time", 0) / 1e9
+        hidden = data.get("avg_backward_compute_comm_overlap_time", 0) / 1e9
+        return (hidden, max(0.0, total - hidden)) if total > 0 else None

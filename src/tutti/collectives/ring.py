@@ -1,0 +1,59 @@
+"""Ring all-reduce: scatter-reduce, then all-gather, each worker sending only to its right neighbour.
+
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). The buffer is cut
+into n chunks. In n-1 rounds worker i sends chunk i-k and adds what comes from the left to chunk i-k-1; then worker i
+holds the sum of chunk i+1, and in n-1 more rounds the sums go round.
+
+    rounds 2(n-1), bytes per worker and direction 2(n-1)/n * S
+
+Long chunks go in segments, so that what has come is added while it is still in the cache and the next is on its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tutti.collectives.base import Collective, Combine, Cost, add_up
+from tutti.comm.base import Comm
+from tutti.spec import Bytes
+
+
+@dataclass
+class Ring(Collective):
+    segment: Bytes = 512 * 2**10
+
+    def __post_init__(self) -> None:
+        if self.segment < 8:
+            raise ValueError(f"segment of 'ring' must be at least 8 bytes, not {self.segment}")
+
+    def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
+        size, rank = comm.size, comm.rank
+        if size == 1 or buffer.numel() == 0:
+            return
+        chunks = buffer.tensor_split(size)
+        scratch = buffer.new_empty(min(len(chunks[0]), self._elements(buffer)))
+        for k in range(size - 1):
+            self._pass_on(comm, chunks[(rank - k) % size], chunks[(rank - k - 1) % size], scratch, tag)
+        for k in range(size - 1):
+            self._pass_on(comm, chunks[(rank - k + 1) % size], chunks[(rank - k) % size], None, tag)
+
+    def _pass_on(self, comm: Comm, outgoing: Tensor, incoming: Tensor, scratch: Tensor | None, tag: str) -> None:
+        """Send one chunk to the right and take one from the left: added to what is there, or in its place."""
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        step = self._elements(outgoing)
+        for begin in range(0, max(len(outgoing), len(incoming)), step):
+            sends = [(right, outgoing[begin : begin + step])] if begin < len(outgoing) else []
+            target = incoming[begin : begin + step]
+            landing = target if scratch is None else scratch[: len(target)]
+            comm.exchange(sends, [(left, landing)] if len(target) else [], tag)
+            if scratch is not None:
+                target.add_(landing)
+
+    def _elements(self, buffer: Tensor) -> int:
+        return max(1, self.segment // buffer.element_size())
+
+    def cost(self, size: int, nbytes: int) -> Cost:
+        each = 2 * (size - 1) / size * nbytes
+        return Cost(rounds=2 * (size - 1), busiest=each, total=size * each)

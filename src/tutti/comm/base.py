@@ -1,0 +1,265 @@
+"""What every wire can do: messages between workers, the nine operations written over them, a clock, a lane.
+
+A `Comm` belongs to one thread at a time; `fork(name)` makes an independent one to the same peers for another thread.
+Messages are matched by (peer, tag); tags are names such as "gradients/3" whose first part is the kind of traffic.
+The operations below go directly from worker to worker, in one or two rounds; routes that take more rounds and fewer
+connections are members of `collectives/`. A wire whose backend has operations of its own offers them as `native`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutti.errors import RunFailed
+
+KINDS: Final = ("gradients", "weights", "buffers", "metrics", "control")
+Message = tuple[int, Tensor]  # the peer, and what is sent to it or received from it
+
+
+class Clock:
+    """The only place that knows what time it is; a test or a simulation hands in another one."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class PeerLost(RunFailed):
+    """Another worker is gone or silent: a consequence of what happened there, never the first cause."""
+
+
+class Lost:
+    """Stands for a message that did not arrive before the deadline given to `wait`."""
+
+
+LOST: Final = Lost()
+
+
+class Pending(ABC):
+    """Something under way. `wait` returns when it is complete; with a deadline (seconds from now) perhaps `LOST`."""
+
+    @abstractmethod
+    def wait(self, deadline: float | None = None) -> Tensor | Lost: ...
+
+
+class Comm(ABC):
+    """One worker's end of the wire."""
+
+    wire: str
+    rank: int
+    size: int
+    clock: Clock
+    timeout: float  # seconds without a sign of life after which a peer counts as silent
+
+    @abstractmethod
+    def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        """Begin to send; the tensor must stay as it is until `wait` has returned."""
+
+    @abstractmethod
+    def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        """Begin to receive into the tensor."""
+
+    @abstractmethod
+    def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
+        """Send and receive all of these at once; returns when all are complete."""
+
+    @abstractmethod
+    def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
+        """Receive from whichever of the sources comes first; returns its rank."""
+
+    @abstractmethod
+    def fork(self, name: str) -> Comm:
+        """An independent wire to the same peers (every worker must call this in the same order)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Say goodbye and let go of everything; further calls do nothing."""
+
+    @property
+    def native(self) -> Comm:
+        """The comm whose operations are the backend's own; this one, where the backend has none."""
+        return self
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """torch's process group beneath, where there is one."""
+        return None
+
+    def note(self, tag: str, nbytes: float) -> None:
+        """Bytes that did not pass this comm and are known by formula only; a metered comm counts them."""
+
+    # --- the nine operations -----------------------------------------------------------------------------------------
+
+    def barrier(self, tag: str = "control/barrier") -> None:
+        """Return when every worker has come here."""
+        token = torch.zeros(1)
+        self.exchange([(p, token) for p in self.others()], [(p, torch.empty(1)) for p in self.others()], tag)
+
+    def broadcast(self, tensor: Tensor, root: int = 0, tag: str = "control/broadcast") -> None:
+        """The root's tensor, everywhere."""
+        if self.rank == root:
+            self.exchange([(p, tensor) for p in self.others()], [], tag)
+        else:
+            self.exchange([], [(root, tensor)], tag)
+
+    def gather(self, tensor: Tensor, out: Tensor | None, root: int = 0, tag: str = "control/gather") -> None:
+        """Row i of the root's `out` becomes worker i's tensor."""
+        if self.rank != root:
+            self.exchange([(root, tensor)], [], tag)
+            return
+        assert out is not None, "the root gathers into a tensor of one row per worker"
+        out[root].copy_(tensor)
+        self.exchange([], [(p, out[p]) for p in self.others()], tag)
+
+    def all_gather(self, tensor: Tensor, out: Tensor, tag: str = "control/all-gather") -> None:
+        """Row i of everybody's `out` becomes worker i's tensor."""
+        out[self.rank].copy_(tensor)
+        self.exchange([(p, tensor) for p in self.others()], [(p, out[p]) for p in self.others()], tag)
+
+    def scatter(self, tensor: Tensor, rows: Tensor | None, root: int = 0, tag: str = "control/scatter") -> None:
+        """Worker i's tensor becomes row i of the root's rows."""
+        if self.rank != root:
+            self.exchange([], [(root, tensor)], tag)
+            return
+        assert rows is not None, "the root scatters a tensor of one row per worker"
+        tensor.copy_(rows[root])
+        self.exchange([(p, rows[p]) for p in self.others()], [], tag)
+
+    def reduce(self, tensor: Tensor, root: int = 0, tag: str = "control/reduce") -> None:
+        """The root's tensor becomes the sum of all."""
+        rows = tensor.new_empty((self.size, *tensor.shape)) if self.rank == root else None
+        self.gather(tensor, rows, root, tag)
+        if rows is not None:
+            torch.sum(rows, 0, out=tensor)
+
+    def reduce_scatter(self, tensor: Tensor, out: Tensor, tag: str = "control/reduce-scatter") -> None:
+        """Worker i's `out` becomes the sum over all workers of row i of their tensors."""
+        rows = torch.empty_like(tensor)
+        self.all_to_all(tensor, rows, tag)
+        torch.sum(rows, 0, out=out)
+
+    def all_to_all(self, tensor: Tensor, out: Tensor, tag: str = "control/all-to-all") -> None:
+        """Row j of worker i's tensor becomes row i of worker j's `out`."""
+        out[self.rank].copy_(tensor[self.rank])
+        self.exchange([(p, tensor[p]) for p in self.others()], [(p, out[p]) for p in self.others()], tag)
+
+    def all_reduce(self, tensor: Tensor, tag: str = "control/all-reduce") -> None:
+        """Everybody's tensor becomes the sum of all: each worker adds up one piece, then all pieces go to all."""
+        flat = tensor.view(-1)
+        pieces = flat.tensor_split(self.size)
+        mine = pieces[self.rank]
+        rows = mine.new_empty((self.size, mine.numel()))
+        rows[self.rank].copy_(mine)
+        self.exchange([(p, pieces[p]) for p in self.others()], [(p, rows[p]) for p in self.others()], tag)
+        torch.sum(rows, 0, out=mine)
+        self.exchange([(p, mine) for p in self.others()], [(p, pieces[p]) for p in self.others()], tag)
+
+    # --- conveniences over them --------------------------------------------------------------------------------------
+
+    def others(self) -> list[int]:
+        """Every other worker, starting behind this one so that not all begin with worker 0."""
+        return [(self.rank + k) % self.size for k in range(1, self.size)]
+
+    def gather_bytes(self, data: bytes, tag: str = "control/gather-bytes") -> list[bytes]:
+        """Everybody's bytes at every worker, whatever their lengths."""
+        lengths = torch.zeros(self.size, 1, dtype=torch.int64)
+        self.all_gather(torch.tensor([len(data)]), lengths, tag)
+        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
+        rows = padded.new_empty((self.size, padded.numel()))
+        self.all_gather(padded, rows, tag)
+        return [row[: int(length)].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+
+class Lane:
+    """A worker's communication thread: functions run on it one after another, in the order they were submitted.
+
+    On CUDA it has a stream of its own that waits for what was submitted and is waited for by whoever waits.
+    """
+
+    def __init__(self, comm: Comm, device: torch.device) -> None:
+        self.comm = comm
+        self.busy: list[tuple[float, float]] = []  # when it began and ended each function, since the last `take_busy`
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._jobs: list[_Job] = []
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"tutti-lane-{comm.rank}", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None]) -> Pending:
+        job = _Job(work, self._stream)
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("the lane is closed")
+            self._jobs.append(job)
+            self._wake.notify()
+        return job
+
+    def take_busy(self) -> float:
+        """Seconds of work since the last call."""
+        busy, self.busy = self.busy, []
+        return sum(end - begin for begin, end in busy)
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._jobs and not self._closed:
+                    self._wake.wait()
+                if not self._jobs:
+                    return
+                job = self._jobs.pop(0)
+            begin = self.comm.clock.now()
+            job.run()
+            self.busy.append((begin, self.comm.clock.now()))
+            job.finished.set()
+
+
+class _Job(Pending):
+    """One function on the lane, with the CUDA events around it where there is a stream."""
+
+    def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
+        self.finished = threading.Event()
+        self._work, self._stream = work, stream
+        self._error: BaseException | None = None
+        self._ready = torch.cuda.current_stream(stream.device).record_event() if stream is not None else None
+        self._done: torch.cuda.Event | None = None
+
+    def run(self) -> None:
+        try:
+            if self._stream is None:
+                self._work()
+            else:
+                with torch.cuda.stream(self._stream):
+                    assert self._ready is not None
+                    self._stream.wait_event(self._ready)
+                    self._work()
+                    self._done = self._stream.record_event()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, deadline: float | None = None) -> Tensor | Lost:
+        if not self.finished.wait(deadline):
+            return LOST
+        if self._error is not None:
+            raise self._error
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)
+        return torch.empty(0)

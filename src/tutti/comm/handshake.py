@@ -1,0 +1,293 @@
+"""How the workers of one run find each other and keep strangers out.
+
+Every worker listens on one address (never on all interfaces unasked), publishes it in torch's store and connects to
+every lower rank. Both ends prove that they know the run's secret before a single byte is believed:
+
+    acceptor  -> A                                            32 random bytes
+    connector -> rank, B, HMAC(secret, "connect" A B mesh rank acceptor)
+    acceptor  -> HMAC(secret, "accept" A B mesh rank acceptor)
+
+A fresh A makes a replay worthless. All messages have a fixed length, so garbage is refused after at most 68 bytes, and
+a stranger who is silent or floods costs one entry of a bounded table until his deadline. When the mesh is complete the
+listening socket is closed. Without TLS the proof covers the beginning of a connection, not each byte after it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tutti.comm.base import Clock, PeerLost
+from tutti.errors import UserError
+
+_NONCE, _PROOF = 32, 32
+_HELLO = 4 + _NONCE + _PROOF
+_STRANGER_SECONDS = 5.0  # how long an unproven connection may take
+_STRANGERS = 128  # how many unproven connections are kept; the oldest goes first
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM form; every worker shows the certificate and accepts only those that `ca` (or the same one) signs."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+    def context(self, server: bool) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # the certificate belongs to the run, not to a host name
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(self.cert, self.key)
+            context.load_verify_locations(self.ca or self.cert)
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"TLS: cannot use {self.cert}, {self.key}, {self.ca or self.cert}: {error}") from None
+        return context
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a worker needs to join: where to listen, what to prove, how long to wait."""
+
+    address: str
+    secret: bytes
+    tls: Tls | None = None
+    timeout: float = 60.0
+
+
+def build_mesh(
+    rank: int, size: int, store: dist.Store, mesh: str, access: Access, clock: Clock
+) -> dict[int, socket.socket]:
+    """One proven, non-blocking connection to every other worker."""
+    if size == 1:
+        return {}
+    family = socket.AF_INET6 if ":" in access.address else socket.AF_INET
+    try:
+        listener = socket.create_server((access.address, 0), family=family, backlog=512)
+    except OSError as error:
+        raise UserError(f"cannot listen on {access.address}: {error.strerror}") from None
+    with listener:
+        port = listener.getsockname()[1]
+        store.set(f"{mesh}/{rank}", f"{access.address} {port}")
+        proof = _Prover(access.secret, mesh)
+        deadline = clock.now() + access.timeout
+        links = {peer: _connect(rank, peer, store, mesh, access, proof, clock) for peer in range(rank)}
+        links |= _Door(rank, size, listener, access, proof, clock).admit(deadline)
+    for link in links.values():
+        link.setblocking(False)
+    return links
+
+
+class _Prover:
+    def __init__(self, secret: bytes, mesh: str) -> None:
+        self._secret, self._mesh = secret, mesh.encode()
+
+    def __call__(self, role: bytes, first: bytes, second: bytes, connector: int, acceptor: int) -> bytes:
+        text = b"|".join([role, first, second, self._mesh, b"%d" % connector, b"%d" % acceptor])
+        return hmac.digest(self._secret, text, "sha256")
+
+
+# --- the connecting side ---------------------------------------------------------------------------------------------
+
+
+def _connect(
+    rank: int, peer: int, store: dist.Store, mesh: str, access: Access, proof: _Prover, clock: Clock
+) -> socket.socket:
+    """Try until the deadline: a flooded door may drop a worker, who then comes again."""
+    deadline = clock.now() + access.timeout
+    try:
+        host, port = store.get(f"{mesh}/{peer}").decode().split()
+    except (RuntimeError, ValueError):
+        raise PeerLost(f"worker {peer} did not arrive within {access.timeout:g} s") from None
+    context = access.tls.context(server=False) if access.tls else None
+    why = "it did not answer"
+    while (left := deadline - clock.now()) > 0:
+        connection = None
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=min(left, 10.0))
+            if context is not None:
+                connection = context.wrap_socket(connection)
+            if _introduce(connection, rank, peer, proof):
+                return connection
+            why = "it did not prove that it knows the secret of this run"
+        except (OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+        if connection is not None:
+            connection.close()
+        clock.sleep(0.05)
+    raise PeerLost(f"worker {rank} could not reach worker {peer} at {host}:{port} within {access.timeout:g} s: {why}")
+
+
+def _introduce(connection: socket.socket, rank: int, peer: int, proof: _Prover) -> bool:
+    first = _read_exactly(connection, _NONCE)
+    second = os.urandom(_NONCE)
+    connection.sendall(struct.pack("<I", rank) + second + proof(b"connect", first, second, rank, peer))
+    answer = _read_exactly(connection, _PROOF)
+    return hmac.compare_digest(answer, proof(b"accept", first, second, rank, peer))
+
+
+def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = connection.recv(length - len(data))
+        if not more:
+            raise ConnectionResetError("it closed the connection")
+        data += more
+    return data
+
+
+# --- the accepting side ----------------------------------------------------------------------------------------------
+
+
+class _Visitor:
+    """A connection that has not proven anything yet."""
+
+    def __init__(self, connection: socket.socket, leaves_at: float) -> None:
+        self.connection, self.leaves_at = connection, leaves_at
+        self.nonce, self.greeted, self.data = os.urandom(_NONCE), False, b""
+
+
+class _Door:
+    """Admits every higher rank exactly once, whoever else is knocking."""
+
+    def __init__(
+        self, rank: int, size: int, listener: socket.socket, access: Access, proof: _Prover, clock: Clock
+    ) -> None:
+        self._rank, self._size, self._listener, self._proof, self._clock = rank, size, listener, proof, clock
+        self._context = access.tls.context(server=True) if access.tls else None
+        self._timeout = access.timeout
+        self._visitors: dict[int, _Visitor] = {}
+        self._admitted: dict[int, socket.socket] = {}
+
+    def admit(self, deadline: float) -> dict[int, socket.socket]:
+        wanted = self._size - 1 - self._rank
+        self._listener.setblocking(False)
+        while len(self._admitted) < wanted:
+            if self._clock.now() > deadline:
+                missing = [r for r in range(self._rank + 1, self._size) if r not in self._admitted]
+                raise PeerLost(f"worker {missing[0]} did not arrive within {self._timeout:g} s")
+            for fd in self._ready():
+                if fd == self._listener.fileno():
+                    self._welcome()
+                elif fd in self._visitors:
+                    self._listen(self._visitors[fd])
+            self._expire()
+        for visitor in list(self._visitors.values()):
+            self._refuse(visitor)
+        return self._admitted
+
+    def _ready(self) -> list[int]:
+        poller = select.poll()
+        for fd in (self._listener.fileno(), *self._visitors):
+            poller.register(fd, select.POLLIN)
+        return [fd for fd, _ in poller.poll(100)]
+
+    def _welcome(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        if self._context is not None:
+            connection = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        visitor = _Visitor(connection, self._clock.now() + _STRANGER_SECONDS)
+        self._visitors[connection.fileno()] = visitor
+        if len(self._visitors) > _STRANGERS:
+            self._refuse(next(iter(self._visitors.values())))
+        self._listen(visitor)
+
+    def _listen(self, visitor: _Visitor) -> None:
+        """Take the visitor as far as his bytes allow: TLS, the greeting, his proof."""
+        connection = visitor.connection
+        try:
+            if not visitor.greeted:
+                if isinstance(connection, ssl.SSLSocket):
+                    connection.do_handshake()
+                connection.send(visitor.nonce)
+                visitor.greeted = True
+            data = connection.recv(_HELLO - len(visitor.data))
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError:
+            self._refuse(visitor)
+            return
+        visitor.data += data
+        if not data:
+            self._refuse(visitor)
+        elif len(visitor.data) == _HELLO:
+            self._judge(visitor)
+
+    def _judge(self, visitor: _Visitor) -> None:
+        (peer,) = struct.unpack_from("<I", visitor.data)
+        second, claim = visitor.data[4 : 4 + _NONCE], visitor.data[4 + _NONCE :]
+        good = hmac.compare_digest(claim, self._proof(b"connect", visitor.nonce, second, peer, self._rank))
+        if not good or not self._rank < peer < self._size or peer in self._admitted:
+            self._refuse(visitor)
+            return
+        visitor.connection.send(self._proof(b"accept", visitor.nonce, second, peer, self._rank))
+        del self._visitors[visitor.connection.fileno()]
+        self._admitted[peer] = visitor.connection
+
+    def _expire(self) -> None:
+        now = self._clock.now()
+        for visitor in [v for v in self._visitors.values() if v.leaves_at < now]:
+            self._refuse(visitor)
+
+    def _refuse(self, visitor: _Visitor) -> None:
+        self._visitors.pop(visitor.connection.fileno(), None)
+        visitor.connection.close()
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+def find_address(interface: str | None, master: str) -> str:
+    """The address to listen on: that of the interface given, or of the one that leads to the master."""
+    if interface is not None:
+        return _address_of(interface)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((master, 9))  # sends nothing: it only asks the routing table
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            raise UserError(
+                f"cannot find the interface that leads to {master}: {error}; give one with --interface"
+            ) from None
+
+
+def _address_of(interface: str) -> str:
+    known = [name for _, name in socket.if_nameindex()]
+    if interface not in known:
+        if _is_address(interface):
+            return interface
+        raise UserError(f"there is no interface '{interface}'; there is {', '.join(known)}, or give an address")
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+        except OSError:
+            raise UserError(f"interface '{interface}' has no IPv4 address; give an address instead") from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _is_address(text: str) -> bool:
+    check: Callable[[int, str], bytes] = socket.inet_pton
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            check(family, text)
+            return True
+        except OSError:
+            continue
+    return False

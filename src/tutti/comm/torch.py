@@ -1,0 +1,150 @@
+"""torch.distributed's process groups (gloo, nccl, mpi) behind the same contract.
+
+Its operations are the backend's own; messages go point to point through the same group, so that every route also runs
+here (`--wire torch`). A fork is a group of its own, so that nothing of the user's interleaves with the lane. Deadlines
+are the backend's: a `wait` with a deadline of ours is not offered by gloo without closing the pair. NCCL has no tags
+and takes grouped messages only; with two or more workers it is untested (no machine of ours has two GPUs).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutti.comm.base import Clock, Comm, Lost, Message, PeerLost, Pending
+
+
+class TorchComm(Comm):
+    """One worker's end of a process group."""
+
+    wire = "torch"
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float, clock: Clock, owner: bool = False) -> None:
+        self._group, self.timeout, self.clock, self._owner = group, timeout, clock, owner
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.backend = str(dist.get_backend(group))
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        store: dist.Store,
+        timeout: float,
+        clock: Clock | None = None,
+        backend: str = "gloo",
+    ) -> TorchComm:
+        """A new group of all workers, in the process group that is there or in one made now."""
+        limit = timedelta(seconds=timeout)
+        owner = not dist.is_initialized()
+        if owner:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        group = dist.new_group(backend=backend, timeout=limit)
+        return cls(group, timeout, clock or Clock(), owner)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self._group
+
+    def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        work = dist.isend(tensor, peer, group=self._group, tag=_code(tag))
+        return _Work(self, work, tensor)
+
+    def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        work = dist.irecv(tensor, peer, group=self._group, tag=_code(tag))
+        return _Work(self, work, tensor)
+
+    def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
+        code = _code(tag)
+        operations = [dist.P2POp(dist.irecv, t, p, self._group, code) for p, t in recvs]
+        operations += [dist.P2POp(dist.isend, t, p, self._group, code) for p, t in sends]
+        if operations:
+            try:
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+            except RuntimeError as error:
+                raise self._lost(error) from None
+
+    def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
+        if set(sources) != set(self.others()):
+            raise ValueError("torch.distributed receives from any worker, or from a given one: name all others")
+        try:
+            return int(dist.recv(tensor, None, group=self._group, tag=_code(tag)))
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def fork(self, name: str) -> TorchComm:
+        group = dist.new_group(backend=self.backend, timeout=timedelta(seconds=self.timeout))
+        return TorchComm(group, self.timeout, self.clock)
+
+    def close(self) -> None:
+        if self._owner and dist.is_initialized():
+            self._owner = False
+            dist.destroy_process_group()
+
+    # --- the operations, the backend's own ---------------------------------------------------------------------------
+
+    def barrier(self, tag: str = "control/barrier") -> None:
+        self._call(lambda: dist.barrier(group=self._group))
+
+    def broadcast(self, tensor: Tensor, root: int = 0, tag: str = "control/broadcast") -> None:
+        self._call(lambda: dist.broadcast(tensor, root, group=self._group))
+
+    def gather(self, tensor: Tensor, out: Tensor | None, root: int = 0, tag: str = "control/gather") -> None:
+        rows = list(out) if out is not None and self.rank == root else None
+        self._call(lambda: dist.gather(tensor, rows, root, group=self._group))
+
+    def all_gather(self, tensor: Tensor, out: Tensor, tag: str = "control/all-gather") -> None:
+        self._call(lambda: dist.all_gather(list(out), tensor, group=self._group))
+
+    def scatter(self, tensor: Tensor, rows: Tensor | None, root: int = 0, tag: str = "control/scatter") -> None:
+        parts = list(rows) if rows is not None and self.rank == root else None
+        self._call(lambda: dist.scatter(tensor, parts, root, group=self._group))
+
+    def reduce(self, tensor: Tensor, root: int = 0, tag: str = "control/reduce") -> None:
+        # gloo leaves partial sums in the tensors of the others, which the contract does not promise to keep
+        self._call(lambda: dist.reduce(tensor, root, group=self._group))
+
+    def reduce_scatter(self, tensor: Tensor, out: Tensor, tag: str = "control/reduce-scatter") -> None:
+        self._call(lambda: dist.reduce_scatter(out, list(tensor), group=self._group))
+
+    def all_to_all(self, tensor: Tensor, out: Tensor, tag: str = "control/all-to-all") -> None:
+        self._call(lambda: dist.all_to_all_single(out, tensor, group=self._group))
+
+    def all_reduce(self, tensor: Tensor, tag: str = "control/all-reduce") -> None:
+        self._call(lambda: dist.all_reduce(tensor, group=self._group))
+
+    def _call(self, operation: object) -> None:
+        assert callable(operation)
+        try:
+            operation()
+        except RuntimeError as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: RuntimeError) -> PeerLost:
+        return PeerLost(f"worker {self.rank} lost its {self.backend} group: {str(error).splitlines()[0]}")
+
+
+class _Work(Pending):
+    def __init__(self, comm: TorchComm, work: dist.Work | None, tensor: Tensor) -> None:
+        self._comm, self._work, self._tensor = comm, work, tensor
+
+    def wait(self, deadline: float | None = None) -> Tensor | Lost:
+        if deadline is not None:
+            raise ValueError("this wire has the backend's deadlines only")
+        if self._work is not None:
+            self._comm._call(self._work.wait)
+        return self._tensor
+
+
+def _code(tag: str) -> int:
+    return zlib.crc32(tag.encode()) & 0x7FFFFFFF
+
+
+def default_backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"

@@ -1,0 +1,269 @@
+"""`distribute(model, optimizer, "ddp")` -> a `Run`: the user's loop keeps its shape, and `run.step()` stands where
+`optimizer.step()` stood, since the order around the step is the algorithm.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.algorithms.base import Algorithm
+from tutti.comm.base import Comm, Lane
+from tutti.comm.metered import Metered, metered
+from tutti.comm.rendezvous import WireOptions, connect
+from tutti.errors import UserError
+from tutti.replica import Replica
+from tutti.spec import parse
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    algorithm: str | Algorithm = "ddp",
+    *,
+    comm: Comm | None = None,
+    wire: str = "tcp",
+    interface: str | None = None,
+    timeout: float = 60.0,
+) -> Run:
+    """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one)."""
+    if isinstance(algorithm, str):
+        algorithm = parse(algorithm, Algorithm)
+    device = next(model.parameters()).device
+    return Run(
+        model,
+        optimizer,
+        algorithm,
+        comm if comm is not None else connect(WireOptions(wire, interface, None, timeout), device),
+        owns_comm=comm is None,
+    )
+
+
+class Run:
+    """A training run of this worker; use it plainly (it is closed at exit) or in a `with`."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, comm: Comm, owns_comm: bool
+    ) -> None:
+        _check(algorithm, comm)
+        self.algorithm = algorithm
+        self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
+        self.meter, self.clock = self.comm.meter, self.comm.clock
+        self._device = next(model.parameters()).device
+        self._make_equal(model)
+        self.lane = Lane(self.comm.fork("lane"), self._device)
+        self.replica = Replica(model, optimizer)
+        self.replica.on_end = self._end_of_backward
+        self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
+        self._stepping = False
+        self._first_batch = b""
+        self._closed = False
+        self._owns_comm = owns_comm
+        algorithm.setup(self.replica, self.lane)
+        self.model = algorithm.model(self.replica)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._refuse_foreign_step),
+            model.register_forward_pre_hook(self._remember_first_batch, with_kwargs=True),
+        ]
+        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        return self.comm.size
+
+    @property
+    def samples(self) -> float:
+        """How many samples this worker's next gradient stands for; set it before backward when shares differ."""
+        return self.replica.samples
+
+    @samples.setter
+    def samples(self, count: float) -> None:
+        if count <= 0:
+            raise UserError(f"run.samples must be positive, not {count}")
+        self.replica.samples = float(count)
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual."""
+        if self.replica.buckets and not self.replica.exchanged:
+            self.replica.finish()  # this worker had no backward: take part with nothing
+        if self.replica.steps == 0:
+            self._compare_first_batches()
+        self.replica.scaler = scaler
+        self._stepping = True
+        try:
+            self.algorithm.step(self.replica)
+        finally:
+            self._stepping = False
+        self.replica.exchanged = False
+        self.replica.steps += 1
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """`with run.accumulate(): loss.backward()` adds gradients up; the first backward outside exchanges the sum."""
+        return self.algorithm.accumulate(self.replica)
+
+    def mean(self, value: float | Tensor) -> float | Tensor:
+        """The mean over all workers of a number or a tensor."""
+        if isinstance(value, Tensor):
+            total = value.detach().clone().contiguous()
+            self.comm.all_reduce(total, tag="metrics/mean")
+            return total / self.size
+        return float(self.sums([value])[0]) / self.size
+
+    def sums(self, values: list[float]) -> Tensor:
+        """The sums over all workers of a few numbers, in one exchange."""
+        total = torch.tensor(values, dtype=torch.float64, device=self._metrics_device())
+        self.comm.all_reduce(total, tag="metrics/mean")
+        return total.cpu()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any worker says so."""
+        return bool(self.sums([float(flag)])[0] > 0)
+
+    def take_times(self) -> tuple[float, float]:
+        """(hidden, exposed) seconds of communication since the last call."""
+        exposed, self.exposed = self.exposed, 0.0
+        busy = self.lane.take_busy()
+        return max(0.0, busy - exposed), exposed
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on bit by bit: collective, and nothing is in flight afterwards."""
+        self.algorithm.finish()
+        return {
+            "spec": str(self.algorithm),
+            "workers": self.size,
+            "steps": self.replica.steps,
+            "model": self.replica.model.state_dict(),
+            "optimizer": self.replica.optimizer.state_dict(),
+            "algorithm": self.algorithm.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["spec"] != str(self.algorithm):
+            raise UserError(f"this state is of '{state['spec']}' and cannot continue '{self.algorithm}'")
+        if state["workers"] != self.size:
+            raise UserError(f"this state is of {state['workers']} workers and cannot continue with {self.size}")
+        self.replica.model.load_state_dict(state["model"])
+        self.replica.optimizer.load_state_dict(state["optimizer"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.replica.steps = state["steps"]
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take the hooks off and let go of the wire; the model and the optimizer are the user's again."""
+        if self._closed:
+            return
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        self.replica.close()
+        self.algorithm.close()
+        self._finalizer()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- behind the loop ---------------------------------------------------------------------------------------------
+
+    def _end_of_backward(self) -> None:
+        with self._waiting():
+            self.algorithm.finish()
+            if self.size > 1 and self.algorithm.buffers != "local":
+                self._agree_on_buffers()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        begun = self.clock.now()
+        yield
+        self.exposed += self.clock.now() - begun
+
+    def _agree_on_buffers(self) -> None:
+        for buffer in self.replica.model.buffers():
+            if self.algorithm.buffers == "broadcast" or not buffer.is_floating_point():
+                _in_place(buffer, lambda b: self.comm.broadcast(b, tag="buffers/broadcast"))
+            else:
+                _in_place(buffer, lambda b: self.comm.all_reduce(b, tag="buffers/average"))
+                buffer /= self.size
+
+    def _make_equal(self, model: nn.Module) -> None:
+        """Worker 0's parameters and buffers, everywhere; a model of another shape is refused before anything hangs."""
+        tensors = list(model.state_dict(keep_vars=True).items())
+        shape = ";".join(f"{name}{tuple(t.shape)}{t.dtype}" for name, t in tensors)
+        digests = self.comm.gather_bytes(b"%d %d" % (zlib.crc32(shape.encode()), len(tensors)))
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                raise UserError(f"the model of worker {rank} has other parameters than that of worker 0")
+        for _, tensor in tensors:
+            _in_place(tensor.detach(), lambda t: self.comm.broadcast(t, tag="weights/start"))
+
+    def _remember_first_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._first_batch and module.training:
+            tensors = [a.detach().cpu().contiguous() for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+            checks = [zlib.crc32(t.view(-1).view(torch.uint8).numpy().data) for t in tensors]
+            self._first_batch = ",".join(map(str, checks)).encode()
+
+    def _compare_first_batches(self) -> None:
+        self._hooks.pop().remove()  # the one that remembers
+        digests = set(self.comm.gather_bytes(self._first_batch, tag="control/first-batch"))
+        if self.size > 1 and len(digests) == 1 and digests != {b""} and self.rank == 0:
+            warnings.warn(
+                f"all {self.size} workers saw the same first batch: give each its own share of the data "
+                "(a DistributedSampler, or tutti.EpochSampler)",
+                stacklevel=2,
+            )
+
+    def _refuse_foreign_step(self, *_: Any) -> None:
+        if not self._stepping:
+            raise UserError("call run.step() where optimizer.step() stood: the order around the step is the algorithm")
+
+    def _metrics_device(self) -> torch.device:
+        nccl = self.comm.wire == "torch" and self._device.type == "cuda"
+        return self._device if nccl else torch.device("cpu")
+
+
+def _check(algorithm: Algorithm, comm: Comm) -> None:
+    if algorithm.one_worker and comm.size > 1:
+        raise UserError(f"'{algorithm}' runs on one worker and there are {comm.size}; use ddp, or start one")
+    if algorithm.needs_process_group and comm.wire == "threads":
+        raise UserError(f"'{algorithm}' needs torch's process group, which threads do not have; use --engine processes")
+
+
+def _in_place(tensor: Tensor, operate: Any) -> None:
+    """Operate on the tensor's memory, or on a contiguous copy that is put back."""
+    if tensor.is_contiguous():
+        operate(tensor)
+    else:
+        copy = tensor.contiguous()
+        operate(copy)
+        tensor.copy_(copy)
+
+
+def _close_plainly(lane: Lane, comm: Comm | None) -> None:
+    if threading.current_thread().name.startswith("tutti-lane"):
+        return
+    lane.close()
+    lane.comm.close()
+    if comm is not None:
+        comm.close()

@@ -1,0 +1,48 @@
+"""The contract of an exchange: how the workers come to agree on one buffer.
+
+`setup` returns a copy bound to one comm and one layout (one per bucket); `agree` blocks and works in place. It runs on
+the lane while backward goes on, or on the main thread after it.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from tutti.comm.base import Comm
+from tutti.layout import Layout
+from tutti.spec import Member
+
+
+@dataclass
+class Exchange(Member):
+    axis: ClassVar[str] = "exchanges"
+    noun: ClassVar[str] = "exchange"
+    # set by `setup`, no part of the spec
+    comm: Comm = field(init=False, repr=False, compare=False)
+    layout: Layout = field(init=False, repr=False, compare=False)
+    tag: str = field(init=False, repr=False, compare=False)
+
+    def setup(self, comm: Comm, layout: Layout, tag: str) -> Self:
+        """A copy bound to this comm, layout and tag; members check here that their parts go together."""
+        bound = copy.copy(self)
+        bound.comm, bound.layout, bound.tag = comm, layout, tag
+        bound.prepare()
+        return bound
+
+    def prepare(self) -> None:
+        """Check the parts and make the state; `comm`, `layout` and `tag` are there."""
+
+    @abstractmethod
+    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+        """Turn this worker's buffer (see `layout`) into what all agree on; `samples` is what it stands for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert not state, f"'{self.name}' has no state"

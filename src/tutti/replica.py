@@ -1,0 +1,206 @@
+"""One worker's model and optimizer as flat buckets: the only hooks in the package.
+
+Parameters become views of flat weight buffers (their memory format kept), gradients views of flat gradient buffers.
+Buckets are filled in reverse order of the parameters, as backward produces them, and handed on in bucket order as soon
+as they are full; when backward ends, the rest is handed on and `on_end` is called, so everything is complete when
+`backward()` returns. `zero_grad()` detaches the gradients from their buffers; the next backward puts them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from tutti.errors import UserError
+from tutti.layout import Layout
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Some parameters of one group, type and device, side by side."""
+
+    index: int
+    layout: Layout
+    parameters: list[nn.Parameter]
+    group: int | None  # the optimizer's parameter group; None if the optimizer does not know them
+    weights: Tensor
+    grads: Tensor  # with the spare elements, see layout.py
+    views: list[Tensor]  # the gradients, one per parameter
+    missing: set[int] = field(default_factory=set)  # positions whose gradient is not there yet
+
+    def begin(self) -> None:
+        """Wait for every gradient; count every parameter as used."""
+        self.missing = set(range(len(self.parameters)))
+        self.grads[self.layout.numel : -1] = 1
+
+    def take(self, position: int) -> None:
+        """A gradient has come: into its place in the buffer, if it is not there already."""
+        parameter, view = self.parameters[position], self.views[position]
+        assert parameter.grad is not None
+        if parameter.grad.data_ptr() != view.data_ptr():
+            view.copy_(parameter.grad)
+            parameter.grad = view
+        self.missing.remove(position)
+
+    def fill_missing(self) -> list[int]:
+        """Backward is over: what has not come counts as zero. Returns what this worker did not use."""
+        unused = []
+        for position in sorted(self.missing):
+            if self.parameters[position].grad is not None:
+                self.take(position)
+                continue
+            self.views[position].zero_()
+            self.grads[self.layout.numel + position] = 0
+            unused.append(position)
+        self.missing = set()
+        return unused
+
+    def adopt(self, unused: list[int]) -> None:
+        """After the exchange: a parameter that only others used has a gradient too; one that nobody used has none."""
+        for position in unused:
+            if self.grads[self.layout.numel + position] > 0:
+                self.parameters[position].grad = self.views[position]
+
+
+class Replica:
+    """A model and its optimizer; see the module."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.buckets: list[Bucket] = []
+        self.samples = 1.0  # how many samples this worker's gradient stands for
+        self.steps = 0
+        self.on_end: Callable[[], None] = lambda: None
+        self.scaler: torch.amp.GradScaler | None = None
+        self._on_bucket: Callable[[Bucket], None] = lambda _: None
+        self._places: dict[nn.Parameter, tuple[Bucket, int]] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._paused = False
+        self._running = False  # inside a backward whose gradients are to be exchanged
+        self._next = 0  # the bucket to be handed on next
+        self.exchanged = False  # since the last step
+
+    # --- buckets -----------------------------------------------------------------------------------------------------
+
+    def make_buckets(self, nbytes: int, on_bucket: Callable[[Bucket], None]) -> None:
+        """Cut the parameters into buckets of about `nbytes` (0: one per tensor) and watch their gradients."""
+        self._on_bucket = on_bucket
+        groups = {p: i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        named = {p: name for name, p in self.model.named_parameters()}
+        every = [p for p in {**dict.fromkeys(named), **dict.fromkeys(groups)} if p.requires_grad]
+        for parameters in _cut(list(reversed(every)), groups, nbytes):
+            self._add_bucket([(named.get(p, f"extra.{i}"), p) for i, p in enumerate(parameters)], groups)
+        for parameter in self._places:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
+
+    def _add_bucket(self, named: list[tuple[str, nn.Parameter]], groups: dict[nn.Parameter, int]) -> None:
+        layout = Layout.of([(name, p) for name, p in named])
+        weights = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
+        grads = torch.zeros(layout.total, dtype=layout.dtype, device=layout.device)
+        parameters = [p for _, p in named]
+        views = [s.view(grads) for s in layout.slices]
+        bucket = Bucket(len(self.buckets), layout, parameters, groups.get(parameters[0]), weights, grads, views)
+        for position, (piece, parameter) in enumerate(zip(layout.slices, parameters, strict=True)):
+            place = piece.view(weights)
+            place.copy_(parameter.data)
+            parameter.data = place
+            if parameter.grad is not None:
+                views[position].copy_(parameter.grad)
+                parameter.grad = views[position]
+            self._places[parameter] = (bucket, position)
+        self.buckets.append(bucket)
+
+    # --- backward ----------------------------------------------------------------------------------------------------
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        if self._paused:
+            return
+        assert isinstance(parameter, nn.Parameter)
+        if not self._running:
+            self._begin()
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        bucket, position = self._places[parameter]
+        name = bucket.layout.slices[position].name
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise UserError(f"'{name}' has a sparse gradient, which no route here can add up; use sparse=False")
+        if position not in bucket.missing:
+            raise UserError(f"'{name}' got two gradients in one backward; use checkpoint(..., use_reentrant=False)")
+        bucket.take(position)
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self._hand_on()
+
+    def _begin(self) -> None:
+        self._running, self._next = True, 0
+        for bucket in self.buckets:
+            bucket.begin()
+
+    def _hand_on(self) -> None:
+        self._on_bucket(self.buckets[self._next])
+        self._next += 1
+
+    def finish(self) -> None:
+        """Backward is over (or never came): hand on what is left, and return when all of it is exchanged."""
+        if not self._running:
+            self._begin()
+        try:
+            unused = [bucket.fill_missing() for bucket in self.buckets]
+            while self._next < len(self.buckets):
+                self._hand_on()
+            self.on_end()
+            for bucket, positions in zip(self.buckets, unused, strict=True):
+                bucket.adopt(positions)
+        finally:
+            self._running = False
+        self.exchanged = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While this lasts, gradients add up and nothing is exchanged."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """The optimizer's own step on everything."""
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+        else:
+            self.optimizer.step()
+
+    def local_step(self, bucket: Bucket) -> None:
+        """The optimizer's own step on one bucket's parameters."""
+        if bucket.group is None:
+            return
+        groups = self.optimizer.param_groups
+        self.optimizer.param_groups = [{**groups[bucket.group], "params": bucket.parameters}]
+        try:
+            self.step()
+        finally:
+            self.optimizer.param_groups = groups
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def _cut(parameters: list[nn.Parameter], groups: dict[nn.Parameter, int], nbytes: int) -> list[list[nn.Parameter]]:
+    """Buckets in the order in which backward completes them; none spans a group, type or device."""
+    done: list[list[nn.Parameter]] = []
+    filling: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        key = (groups.get(parameter), parameter.dtype, parameter.device)
+        bucket = filling.setdefault(key, [])
+        if bucket and sum(p.nbytes for p in bucket) + parameter.nbytes > nbytes:
+            done.append(filling.pop(key))
+            bucket = filling.setdefault(key, [])
+        bucket.append(parameter)
+    return done + list(filling.values())

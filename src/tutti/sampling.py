@@ -1,0 +1,37 @@
+"""Which samples a worker takes at which step: every sample once per epoch, reshuffled every epoch.
+
+The shuffled samples are cut into `steps` global batches and each of those into one part per worker, so the global
+batches do not depend on the number of workers: one worker on the global batch and eight on an eighth of it see the same
+samples at the same step. All cuts are as even as can be: any two parts, of any steps and workers, differ by at most one
+sample.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from tutti.errors import UserError
+
+
+class EpochSampler:
+    """The share of one worker. There are ceil(samples / global_batch) steps, or fewer and larger ones where some
+    worker would be left without a sample."""
+
+    def __init__(self, samples: int, global_batch: int, workers: int, rank: int, seed: int) -> None:
+        if workers > samples:
+            raise UserError(f"{workers} workers cannot share {samples} samples: use at most {samples} workers")
+        self.samples, self.global_batch, self.workers = samples, global_batch, workers
+        self.rank, self.seed = rank, seed
+
+    @property
+    def steps(self) -> int:
+        """Steps per epoch, the same on every worker."""
+        return min(math.ceil(self.samples / self.global_batch), self.samples // self.workers)
+
+    def epoch(self, number: int) -> list[torch.Tensor]:
+        """The indices of this worker's samples, one tensor per step."""
+        order = torch.from_numpy(np.random.default_rng((self.seed, number)).permutation(self.samples))
+        return [batch.tensor_split(self.workers)[self.rank] for batch in order.tensor_split(self.steps)]

@@ -1,0 +1,377 @@
+"""Text <-> object. A spec such as `gradient-average(all-reduce(ring), bucket=1MiB)` is the value on the command line,
+the label in a report and the key of a record.
+
+    spec  := word [ "(" [ arg { "," arg } ] ")" ]  |  word ":" spec        a:b:c is read as a(b(c))
+    arg   := [ word "=" ] spec
+
+Words are taken whole and classified afterwards by the field they stand in: a number with a unit, or a name. A name is
+a file: `double-binary-tree` in a field of the axis `topologies` is the class `DoubleBinaryTree` of
+`tutti/topologies/double_binary_tree.py`. Members are dataclasses; `str(member)` parses back to an equal member.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+import pkgutil
+import re
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast
+
+from tutti.errors import UserError
+
+M = TypeVar("M", bound="Member")
+
+
+class SpecError(UserError):
+    """A spec that cannot be read, with the place in its text."""
+
+    def __init__(self, message: str, text: str, start: int, end: int) -> None:
+        self.message, self.text, self.start, self.end = message, text, start, end
+        super().__init__(f"{message}\n  {text}\n  {' ' * start}{'^' * max(1, end - start)}")
+
+
+# --- units -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a number with a unit may look like; the first scale listed is the one a bare number is read in."""
+
+    noun: str
+    scales: tuple[tuple[str, float], ...]
+    example: str
+
+    def parse(self, word: str) -> float | None:
+        match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)([A-Za-z%]*)", word)
+        if match is None:
+            return None
+        number, suffix = match.groups()
+        scales = dict(self.scales)
+        if suffix and suffix not in scales:
+            return None
+        return float(number) * (scales[suffix] if suffix else 1.0)
+
+    def format(self, value: float) -> str:
+        """The shortest text that reads back to exactly this value."""
+        texts = [_number(value)] if value == 0 else []
+        for suffix, scale in self.scales:
+            text = _number(value / scale) + suffix
+            if self.parse(text) == value:
+                texts.append(text)
+        return min(texts, key=len) if texts else repr(value)
+
+
+_BYTES = Unit(
+    "a size",
+    (("B", 1), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)),
+    "25MiB",
+)
+_SECONDS = Unit("a time", (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("min", 60), ("h", 3600)), "40ms")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, both included."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        if self.most == math.inf:
+            return f"at least {_number(self.least)}"
+        return f"between {_number(self.least)} and {_number(self.most)}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes joined by `x`, as in 3x32x32."""
+
+
+Bytes = Annotated[int, _BYTES, Range(least=0)]
+Seconds = Annotated[float, _SECONDS, Range(least=0)]
+Count = Annotated[int, Range(least=1)]
+Sizes = Annotated[tuple[int, ...], Shape()]
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def parse_quantity(word: str, kind: object, what: str) -> Any:
+    """Read one command-line word as a number, size or time; `what` names it in the error."""
+    return _Builder(word).value(_Node(word, (), 0, len(word)), kind, what)
+
+
+# --- members ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Member:
+    """One member of an axis: the dataclass is the configuration and the object. `axis` is the folder it lives in."""
+
+    axis: ClassVar[str] = ""
+    noun: ClassVar[str] = ""
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
+    def __str__(self) -> str:
+        texts = []
+        positional = True
+        for index, field in enumerate(_fields(type(self))):
+            value = getattr(self, field.name)
+            shown = value != _default(field) or (index == 0 and isinstance(value, Member))
+            if shown:
+                text = _format(value, _hints(type(self))[field.name])
+                positional = positional and (index == 0 or isinstance(value, Member))
+                texts.append(text if positional else f"{field.name.replace('_', '-')}={text}")
+            positional = positional and shown
+        return self.name + (f"({', '.join(texts)})" if texts else "")
+
+
+def part(axis_base: type[M], text: str) -> M:
+    """A dataclass default that is itself a spec: `exchange: Exchange = part(Exchange, "all-reduce")`."""
+    return dataclasses.field(default_factory=lambda: parse(text, axis_base))
+
+
+def names(axis: str) -> list[str]:
+    """Every member found in the axis' folder."""
+    package = importlib.import_module(f"tutti.{axis}")
+    modules = (info.name for info in pkgutil.iter_modules(package.__path__) if not info.ispkg)
+    return sorted(m.replace("_", "-") for m in modules if m != "base" and not m.startswith("_"))
+
+
+def member(axis_base: type[M], name: str) -> type[M]:
+    """The class behind a name: the one in the file of that name that is called as the file is."""
+    module = importlib.import_module(f"tutti.{axis_base.axis}.{name.replace('-', '_')}")
+    for key, value in vars(module).items():
+        if isinstance(value, type) and issubclass(value, axis_base) and key.lower() == name.replace("-", ""):
+            return value
+    raise TypeError(f"{module.__name__} holds no {axis_base.__name__} named after the file")
+
+
+def parse(text: str, axis_base: type[M]) -> M:
+    """Read a spec as a member of the axis whose base class is given."""
+    builder = _Builder(text)
+    return cast(M, builder.value(_parse_nodes(text), axis_base, axis_base.noun))
+
+
+# --- text -> nodes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Node:
+    word: str
+    args: tuple[tuple[str | None, _Node], ...]
+    start: int
+    end: int
+
+
+_TOKEN = re.compile(r"\s*(?:([(),=:])|([^(),=:\s]+))")
+
+
+def _parse_nodes(text: str) -> _Node:
+    tokens: list[tuple[str, int]] = []
+    position = 0
+    while match := _TOKEN.match(text, position):
+        tokens.append((match[1] or match[2], match.start(1) if match[1] else match.start(2)))
+        position = match.end()
+    tokens.append(("", len(text.rstrip())))
+    node, after = _node(text, tokens, 0)
+    if tokens[after][0]:
+        raise _unexpected(text, tokens[after], "nothing more")
+    return node
+
+
+def _node(text: str, tokens: list[tuple[str, int]], at: int) -> tuple[_Node, int]:
+    word, start = tokens[at]
+    if word in ("", "(", ")", ",", "=", ":"):
+        raise _unexpected(text, tokens[at], "a name or a number")
+    end = start + len(word)
+    mark = tokens[at + 1][0]
+    if mark == ":":
+        inner, at = _node(text, tokens, at + 2)
+        return _Node(word, ((None, inner),), start, end), at
+    if mark != "(":
+        return _Node(word, (), start, end), at + 1
+    args: list[tuple[str | None, _Node]] = []
+    at += 2
+    while tokens[at][0] != ")":
+        key = None
+        if at + 1 < len(tokens) and tokens[at + 1][0] == "=":
+            key, at = tokens[at][0], at + 2
+        value, at = _node(text, tokens, at)
+        args.append((key, value))
+        if tokens[at][0] == ",":
+            at += 1
+        elif tokens[at][0] != ")":
+            raise _unexpected(text, tokens[at], "',' or ')'")
+    return _Node(word, tuple(args), start, end), at + 1
+
+
+def _unexpected(text: str, token: tuple[str, int], wanted: str) -> SpecError:
+    word, at = token
+    found = f"'{word}'" if word else "the end"
+    return SpecError(f"found {found} where {wanted} should stand", text, at, at + len(word))
+
+
+# --- nodes -> members ------------------------------------------------------------------------------------------------
+
+
+class _Builder:
+    """Turns nodes into values by the type of the field they stand in; remembers the text for its errors."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def error(self, message: str, node: _Node) -> SpecError:
+        return SpecError(message, self.text, node.start, node.end)
+
+    def value(self, node: _Node, kind: Any, what: str) -> Any:
+        kind, marks = _unwrap(kind)
+        if typing.get_origin(kind) in (Union, types.UnionType):
+            if node.word == "none" and not node.args:
+                return None
+            kind, marks = _unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
+        if isinstance(kind, type) and issubclass(kind, Member):
+            return self.member(node, kind)
+        if node.args:
+            raise self.error(f"{what} takes a plain value, not '{node.word}(...)'", node)
+        if typing.get_origin(kind) is Literal:
+            return self.choice(node, [str(c) for c in typing.get_args(kind)], what)
+        if kind is bool:
+            return self.choice(node, ["true", "false"], what) == "true"
+        if kind is str:
+            return node.word
+        if any(isinstance(mark, Shape) for mark in marks):
+            return self.shape(node, what)
+        return self.number(node, kind, marks, what)
+
+    def choice(self, node: _Node, choices: list[str], what: str) -> str:
+        if node.word not in choices:
+            raise self.error(f"{what} is one of {', '.join(choices)}, not '{node.word}'", node)
+        return node.word
+
+    def shape(self, node: _Node, what: str) -> tuple[int, ...]:
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", node.word):
+            raise self.error(f"{what} takes sizes such as 3x32x32, not '{node.word}'", node)
+        return tuple(int(size) for size in node.word.split("x"))
+
+    def number(self, node: _Node, kind: Any, marks: tuple[Any, ...], what: str) -> float:
+        unit = next((m for m in marks if isinstance(m, Unit)), Unit("a number", (), "8" if kind is int else "0.1"))
+        number = unit.parse(node.word)
+        if number is None or (kind is int and number != int(number)):
+            noun = "a whole number" if kind is int and not unit.scales else unit.noun
+            raise self.error(f"{what} takes {noun} such as {unit.example}, not '{node.word}'", node)
+        bounds = next((m for m in marks if isinstance(m, Range)), Range())
+        if not bounds.least <= number <= bounds.most:
+            raise self.error(f"{what} must be {bounds}, not {node.word}", node)
+        return int(number) if kind is int else number
+
+    def member(self, node: _Node, base: type[M]) -> M:
+        preset = _presets().get(node.word) if base.axis == "algorithms" else None
+        if preset is not None:
+            start = parse(preset, base)
+            changed = self.arguments(node, type(start), keywords_only=True)
+            return dataclasses.replace(start, **changed)
+        if node.word not in names(base.axis):
+            raise self.error(_unknown(node.word, base), node)
+        cls = member(base, node.word)
+        try:
+            return cls(**self.arguments(node, cls))
+        except SpecError:
+            raise
+        except ValueError as error:
+            raise self.error(str(error), node) from None
+
+    def arguments(self, node: _Node, cls: type[Member], keywords_only: bool = False) -> dict[str, Any]:
+        fields = [f.name for f in _fields(cls)]
+        values: dict[str, Any] = {}
+        for index, (key, value) in enumerate(node.args):
+            if key is None:
+                if keywords_only:
+                    raise self.error(f"'{node.word}' is a preset: name what to change in it, as in bucket=1MiB", value)
+                if index >= len(fields):
+                    raise self.error(f"'{node.word}' takes at most {_count(len(fields), 'argument')}", value)
+            field = fields[index] if key is None else key.replace("-", "_")
+            if field not in fields:
+                raise self.error(f"'{node.word}' has no parameter '{key}'{_suggest(str(key), fields)}", value)
+            if field in values:
+                raise self.error(f"'{node.word}' is given '{field}' twice", value)
+            values[field] = self.value(value, _hints(cls)[field], f"{field.replace('_', '-')} of '{node.word}'")
+        missing = [f.name for f in _fields(cls) if f.name not in values and _required(f)]
+        if missing and not keywords_only:
+            raise self.error(f"'{node.word}' needs {missing[0]}, as in {node.word}({missing[0]}=...)", node)
+        return values
+
+
+def _unknown(word: str, base: type[Member]) -> str:
+    """The sentence for a name that is not there: the nearest one, or where the name does belong."""
+    choices = names(base.axis) + (list(_presets()) if base.axis == "algorithms" else [])
+    if base.axis == "exchanges" and word in names("collectives"):
+        return f"'{word}' is a collective, not an exchange: write all-reduce({word})"
+    noun = "algorithm or preset" if base.axis == "algorithms" else base.noun
+    return f"there is no {noun} '{word}'{_suggest(word, choices)}"
+
+
+def _suggest(word: str, choices: list[str]) -> str:
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else f"; there is {', '.join(sorted(choices)) or 'none'}"
+
+
+def _presets() -> dict[str, str]:
+    from tutti.presets import PRESETS
+
+    return PRESETS
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+# --- the dataclass side ----------------------------------------------------------------------------------------------
+
+
+def _fields(cls: type[Member]) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(cls) if f.init]
+
+
+def _hints(cls: type[Member]) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def _unwrap(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    if typing.get_origin(kind) is Annotated:
+        inner, *marks = typing.get_args(kind)
+        return inner, tuple(marks)
+    return kind, ()
+
+
+def _format(value: Any, kind: Any) -> str:
+    kind, marks = _unwrap(kind)
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        kind, marks = _unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    unit = next((m for m in marks if isinstance(m, Unit)), None)
+    if unit is not None:
+        return unit.format(value)
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return _number(value) if isinstance(value, float) else str(value)

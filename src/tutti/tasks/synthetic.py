@@ -1,0 +1,129 @@
+"""Random data of any shape for any model: measures speed, and nothing else. The data has no meaning, so accuracy on the
+test split stays at chance.
+
+With `compute` above zero the model computes nothing: a forward takes a third of that time and a backward two thirds,
+asleep, as a worker waits for its GPU. Eight workers on two cores then measure communication and not contention. Every
+parameter takes a share of the time in proportion to its size and is given a gradient when its share is over, the last
+layer's first, so communication overlaps with backward as it would in earnest. The scores are all equal, the gradients
+the same at every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tutti.spec import Count, Seconds, Sizes
+from tutti.tasks.base import Clock, Data, Split, Task
+
+_SEED = 0
+_TEST_ONE_IN = 8
+_FORWARD_SHARE = 1 / 3
+_GRADIENT_SCALE = 1e-3
+
+
+@dataclass
+class Synthetic(Task):
+    """Noise in, chance out: for timing a model, or communication alone."""
+
+    default_model: ClassVar[str] = "vgg-11"
+
+    shape: Sizes = (3, 32, 32)
+    classes: Count = 10
+    samples: Count = 4096
+    compute: Seconds = 0.0
+
+    def load(self) -> Data:
+        generator = torch.Generator().manual_seed(_SEED)
+        train = self._noise(self.samples, generator)
+        test = self._noise(max(1, self.samples // _TEST_ONE_IN), generator)
+        return Data(train, test, self.shape, self.classes)
+
+    def prepare(self, model: nn.Module, clock: Clock) -> nn.Module:
+        return _Paced(model, self.classes, self.compute, clock) if self.compute > 0 else model
+
+    def _noise(self, samples: int, generator: torch.Generator) -> Split:
+        """Input i is the window that begins at i of one random vector: no two are equal, and memory is for about one,
+        where 4,096 images of 3x224x224 would fill 2.5 GB on every worker."""
+        size = torch.Size(self.shape).numel()
+        inputs = torch.randn(samples + size - 1, generator=generator).unfold(0, size, 1)
+        targets = torch.randint(self.classes, (samples,), generator=generator)
+        return Split(inputs.view(samples, *self.shape), targets)
+
+
+class _Paced(nn.Module):
+    """A model with its own parameters, buffers and names, whose forward and backward only take time."""
+
+    def __init__(self, model: nn.Module, classes: int, seconds: float, clock: Clock) -> None:
+        super().__init__()
+        vars(self).update(vars(model))
+        self._classes, self._seconds, self._clock = classes, seconds, clock
+        self._gradients: dict[Any, Tensor] = {}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        ends = list(accumulate(p.numel() for p in parameters))
+        forward = _Pace(self._clock, self._seconds * _FORWARD_SHARE)
+        backward = _Pace(self._clock, self._seconds * (1 - _FORWARD_SHARE))
+        outputs = inputs.new_zeros(len(inputs), self._classes)
+        for parameter, end in zip(parameters, ends, strict=True):
+            begin = end - parameter.numel()
+            forward.reach(end / ends[-1])
+            turn = _Turn(backward, 1 - begin / ends[-1], self._gradient(parameter))
+            outputs = _Layer.apply(outputs, parameter, turn)  # type: ignore[no-untyped-call]
+        return outputs
+
+    def _gradient(self, parameter: Tensor) -> Tensor:
+        """Noise like the parameter, drawn once for all of the same shape: codecs such as top-k are slow or fast by
+        the values they meet, so a constant would flatter them."""
+        key = (parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
+        if key not in self._gradients:
+            generator = torch.Generator(parameter.device).manual_seed(_SEED)
+            noise = torch.empty_like(parameter, requires_grad=False)
+            self._gradients[key] = noise.normal_(std=_GRADIENT_SCALE, generator=generator)
+        return self._gradients[key]
+
+
+class _Pace:
+    """A stretch of time that begins when it is first asked for. Its marks are absolute, so that whatever the worker
+    did meanwhile (hooks, copies, a sleep that was too long) does not lengthen it, as it would not on a GPU."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._start: float | None = None
+
+    def reach(self, share: float) -> None:
+        """Sleep until this share of the stretch is over."""
+        now = self._clock.now()
+        if self._start is None:
+            self._start = now
+        left = self._start + share * self._seconds - now
+        if left > 0:
+            self._clock.sleep(left)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """When in the backward a parameter gets its gradient, and which."""
+
+    pace: _Pace
+    share: float
+    gradient: Tensor
+
+
+class _Layer(torch.autograd.Function):
+    """Passes scores on unchanged; on the way back waits for its turn and hands its parameter the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, parameter: Tensor, turn: _Turn) -> Tensor:
+        ctx.turn = turn
+        return scores.view_as(scores)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        ctx.turn.pace.reach(ctx.turn.share)
+        return gradient, ctx.turn.gradient, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,9 +19,9 @@ class Model(Member):
     axis: ClassVar[str] = "models"
     noun: ClassVar[str] = "model"
 
+    @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A new network from one input of this shape to one score per class."""
-        raise NotImplementedError
 
     def refusal(self, shape: tuple[int, ...], wanted: str) -> UserError:
         """The error for a shape that cannot work, naming what would."""

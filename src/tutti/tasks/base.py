@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -48,8 +49,9 @@ class Task(Member):
     noun: ClassVar[str] = "task"
     default_model: ClassVar[str]
 
+    @abstractmethod
     def load(self) -> Data:
-        raise NotImplementedError
+        """Both splits, ready to be indexed."""
 
     def batch(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs and targets of these samples."""

@@ -74,7 +74,7 @@ class _Paced(nn.Module):
             begin = end - parameter.numel()
             forward.reach(end / ends[-1])
             turn = _Turn(backward, 1 - begin / ends[-1], self._gradient(parameter))
-            outputs = _Layer.apply(outputs, parameter, turn)  # type: ignore[no-untyped-call]
+            outputs = _Layer.apply(outputs, parameter, turn)
         return outputs
 
     def _gradient(self, parameter: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class _Layer(torch.autograd.Function):
     """Passes scores on unchanged; on the way back waits for its turn and hands its parameter the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, parameter: Tensor, turn: _Turn) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, _parameter: Tensor, turn: _Turn) -> Tensor:
         ctx.turn = turn
         return scores.view_as(scores)
 

@@ -1,0 +1,156 @@
+"""What a run leaves behind, and what can be read off it: tables and pictures are made from records alone.
+
+A record is one JSON file: name and spec, plan, launch, versions, machine, and the measurements of every worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tutti.errors import UserError
+
+FORMAT = 1
+_WARM_UP = 5  # first steps that no figure counts, where there are enough others
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run; the figures below are its measurements seen from the outside."""
+
+    name: str  # as typed
+    spec: str  # canonical
+    workers: int
+    plan: dict[str, Any]
+    launch: dict[str, Any]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    begun: str  # date and time, UTC
+    wall_seconds: float  # from starting the workers to their end
+    command: str
+    measurements: list[dict[str, Any]]  # one per worker, see train.Measurements
+
+    # --- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        return len(self.measurements[0]["seconds"])
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.evaluations[-1]["accuracy"])
+
+    @property
+    def loss(self) -> float:
+        return float(self.evaluations[-1]["loss"])
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """epoch, step, seconds of training, bytes sent by worker 0, accuracy, loss: one entry per evaluation."""
+        entries: list[dict[str, float]] = self.measurements[0]["evaluations"]
+        return entries
+
+    @property
+    def train_seconds(self) -> float:
+        return float(sum(self.measurements[0]["seconds"]))
+
+    @property
+    def step_seconds(self) -> float:
+        return self._median("seconds")
+
+    @property
+    def samples_per_second(self) -> tuple[float, float]:
+        """Mean and standard deviation over the steps, all workers together."""
+        seconds = zip(*(self._counted(m["seconds"]) for m in self.measurements), strict=True)
+        samples = zip(*(self._counted(m["samples"]) for m in self.measurements), strict=True)
+        rates = [sum(count) / max(time) for count, time in zip(samples, seconds, strict=True)]
+        return statistics.fmean(rates), statistics.stdev(rates) if len(rates) > 1 else 0.0
+
+    @property
+    def bytes_per_step(self) -> float:
+        return statistics.fmean(m["bytes_per_step"] for m in self.measurements)
+
+    @property
+    def bytes_source(self) -> str:
+        return str(self.measurements[0]["bytes_source"])
+
+    @property
+    def anatomy(self) -> dict[str, float]:
+        """Where the median step's seconds went; hidden communication ran beside computing and adds nothing to it."""
+        exposed, hidden = self._median("exposed"), self._median("hidden")
+        return {"compute": max(0.0, self.step_seconds - exposed), "hidden": hidden, "exposed": exposed}
+
+    def row(self) -> dict[str, Any]:
+        """The machine-readable result."""
+        mean, std = self.samples_per_second
+        return {
+            "name": self.name,
+            "spec": self.spec,
+            "task": self.plan["task"],
+            "workers": self.workers,
+            "steps": self.steps,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "step_seconds": self.step_seconds,
+            "samples_per_second": {"mean": mean, "std": std},
+            "bytes_per_step": self.bytes_per_step,
+            "bytes_source": self.bytes_source,
+            "anatomy": self.anatomy,
+        }
+
+    def _counted(self, values: list[float]) -> list[float]:
+        return values[_WARM_UP:] if len(values) > 2 * _WARM_UP else values[1:] or values
+
+    def _median(self, key: str) -> float:
+        return statistics.median(v for m in self.measurements for v in self._counted(m[key]))
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Written whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps({"format": FORMAT, **asdict(self)}))
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        try:
+            data = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is no record of a run: {error}") from None
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise UserError(f"{path} is a record of another version of tutti (this one reads format {FORMAT})")
+        return cls(**data)
+
+
+def describe_versions() -> dict[str, str]:
+    import numpy
+    import torch
+
+    from tutti import __version__
+
+    return {
+        "tutti": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"system": platform.platform(), "processor": _processor(), "cores": cores, "host": platform.node()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

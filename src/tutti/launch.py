@@ -1,0 +1,386 @@
+"""Run a function on N workers: threads, local processes, or the ranks that torchrun or Slurm have started already.
+
+Processes are started by torch's elastic launcher, forked from a server that has imported torch once. An error in any
+worker ends all of them at once and is shown first; what the others then say about their lost peer is not. No port is
+chosen by hand. Nothing is left running: workers die when their parent does, whatever killed it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import select
+import shutil
+import signal
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.comm.rendezvous import WireOptions, connect, find_place, here
+from tutti.comm.tcp import new_secret
+from tutti.comm.threads import World
+from tutti.errors import RunFailed, UserError
+
+Report = Callable[[dict[str, Any]], None]  # how worker 0 tells the outside what is going on
+Result = TypeVar("Result", covariant=True)
+
+_GRACE = 1.0  # seconds a worker that lost a peer waits, so that the peer's own error is found first
+
+
+class WorkerFunction(Protocol[Result]):
+    """What runs on every worker; processes need it importable and its arguments picklable."""
+
+    def __call__(self, comm: Comm, report: Report, *args: Any) -> Result: ...
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Where and how many: `workers` over all nodes; the master is needed only when a run spans several nodes."""
+
+    workers: int = 4
+    engine: str = "processes"
+    wire: WireOptions = field(default_factory=WireOptions)
+    nodes: int = 1
+    node_rank: int = 0
+    master: str = ""
+
+    def check(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"--workers must be at least 1, not {self.workers}")
+        if self.workers % self.nodes:
+            raise UserError(f"{self.workers} workers do not divide over {self.nodes} nodes")
+        if not 0 <= self.node_rank < self.nodes:
+            raise UserError(f"--node-rank must be below --nodes ({self.nodes}), not {self.node_rank}")
+        if self.nodes > 1 and ":" not in self.master:
+            raise UserError("a run over several nodes needs --master HOST:PORT, the same on every node")
+        if self.nodes > 1 and self.engine == "threads":
+            raise UserError("threads are workers of one process; a run over several nodes needs --engine processes")
+
+
+def launch(function: WorkerFunction[Result], args: tuple[Any, ...], options: LaunchOptions, listener: Report) -> Any:
+    """Worker 0's result; None on nodes and ranks that have no worker 0."""
+    options.check()
+    place = find_place()
+    if place is not None:
+        return _on_launched_rank(function, args, options, listener)
+    if options.engine == "threads":
+        return _on_threads(function, args, options, listener)
+    return _Processes(options, listener).run(function, args)
+
+
+def workers_already_started() -> int | None:
+    """How many workers a launcher outside has started; None if it is for us to do."""
+    place = find_place()
+    return place.size if place is not None else None
+
+
+# --- threads, and ranks that are there already -----------------------------------------------------------------------
+
+
+def _on_launched_rank(
+    function: WorkerFunction[Result], args: tuple[Any, ...], options: LaunchOptions, listener: Report
+) -> Result | None:
+    place = find_place()
+    assert place is not None
+    if place.size != options.workers and options.workers != 1:
+        raise UserError(f"the launcher started {place.size} workers, not {options.workers}; leave --workers out")
+    if options.workers == 1 and place.rank > 0:
+        return None
+    with _alone() if options.workers == 1 else _as_it_is():
+        comm = connect(options.wire)
+        result = function(comm, listener if comm.rank == 0 else _say_nothing, *args)
+        comm.close()
+    return result if place.rank == 0 else None
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One rank works while the others do nothing: as if no launcher had started it."""
+    hidden = {key: os.environ.pop(key) for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID") if key in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+def _on_threads(
+    function: WorkerFunction[Result], args: tuple[Any, ...], options: LaunchOptions, listener: Report
+) -> Result:
+    world = World(options.workers, timeout=options.wire.timeout)
+    results: dict[int, Result] = {}
+    errors: list[tuple[int, BaseException]] = []
+
+    def work(rank: int) -> None:
+        here.comm = world.comm(rank)
+        try:
+            results[rank] = function(here.comm, listener if rank == 0 else _say_nothing, *args)
+        except BaseException as error:
+            errors.append((rank, error))
+            world.abort(rank)
+
+    with _threads_each(options.workers):
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(options.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        rank, error = min(errors, key=lambda e: isinstance(e[1], PeerLost))
+        raise _failure(_Failure.of(rank, error, 0.0)) from error
+    return results[0]
+
+
+@contextmanager
+def _threads_each(workers: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(_cores_each(workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _cores_each(workers: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // workers) if hasattr(os, "sched_getaffinity") else 1
+
+
+def _say_nothing(event: dict[str, Any]) -> None:
+    pass
+
+
+# --- processes: the parent's side ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A worker's error as it travels to the parent."""
+
+    rank: int
+    kind: str
+    message: str
+    trace: str
+    time: float
+    by_user: bool
+    of_peer: bool
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException, time: float) -> _Failure:
+        trace = "".join(traceback.format_exception(error))
+        user, peer = isinstance(error, UserError), isinstance(error, PeerLost)
+        return cls(rank, type(error).__name__, str(error), trace, time, user, peer)
+
+
+def _failure(failure: _Failure) -> UserError | RunFailed:
+    if failure.by_user:
+        return UserError(failure.message)
+    if failure.of_peer:
+        return RunFailed(failure.message)
+    error = RunFailed(f"worker {failure.rank} raised {failure.kind}: {failure.message}")
+    error.add_note(failure.trace)
+    return error
+
+
+class _Processes:
+    """The workers of this node, their events and errors, and the certainty that they end."""
+
+    def __init__(self, options: LaunchOptions, listener: Report) -> None:
+        self._options, self._listener = options, listener
+        self._folder = Path(tempfile.mkdtemp(prefix="tutti-"))
+        self._read = 0  # how far the events have been read
+        self._stop = threading.Event()
+        self._gave_up = False
+        self._clock = Clock()
+
+    def run(self, function: WorkerFunction[Result], args: tuple[Any, ...]) -> Any:
+        secret = os.environ.get("TUTTI_SECRET") or new_secret().hex()
+        if self._options.nodes > 1:
+            secret = os.environ.get("TUTTI_SECRET", "")
+        cores = _cores_each(self._options.workers // self._options.nodes)
+        job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, cores)
+        watcher = threading.Thread(target=self._watch, daemon=True)
+        watcher.start()
+        try:
+            return self._launch(job)
+        finally:
+            self._stop.set()
+            self._kill_all()
+            watcher.join(timeout=5)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _launch(self, job: _Job) -> Any:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import elastic_launch
+
+        _quiet_elastic()
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        if method == "forkserver":
+            multiprocessing.set_forkserver_preload(["torch", "torch.distributed.elastic.multiprocessing", __name__])
+        try:
+            return elastic_launch(self._config(method), _work)(job).get(0)
+        except ChildFailedError as error:
+            raise self._what_happened(error.failures) from None
+        except RuntimeError as error:
+            if "EADDRINUSE" in str(error) or "already in use" in str(error):
+                raise UserError(f"the port of --master {self._options.master} is in use; choose another") from None
+            raise RunFailed(f"the workers could not meet: {str(error).splitlines()[0]}") from None
+
+    def _config(self, method: str) -> Any:
+        from torch.distributed.launcher.api import LaunchConfig
+
+        options = self._options
+        meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0", "local_addr": "127.0.0.1"}
+        configs: dict[str, Any] = {"is_host": True}
+        if options.nodes > 1:
+            meeting = {"rdzv_backend": "static", "rdzv_endpoint": options.master}
+            configs = {"rank": options.node_rank}
+        return LaunchConfig(
+            min_nodes=options.nodes,
+            max_nodes=options.nodes,
+            nproc_per_node=options.workers // options.nodes,
+            run_id=f"tutti-{self._folder.name}" if options.nodes == 1 else "tutti",
+            max_restarts=0,
+            monitor_interval=0.1,
+            start_method=method,
+            rdzv_configs={**configs, "timeout": int(options.wire.timeout) + 1},
+            **meeting,
+        )
+
+    def _watch(self) -> None:
+        """Pass events on; when a worker has reported an error, end all of them without waiting for each other."""
+        while not self._stop.wait(0.05):
+            self._pass_events_on()
+            failures = self._failures()
+            own = [f for f in failures if not f.of_peer]
+            if own or (failures and self._clock.now() - failures[0].time > 2 * _GRACE):
+                self._gave_up = True
+                self._kill_all()
+        self._pass_events_on()
+
+    def _pass_events_on(self) -> None:
+        path = self._folder / "events"
+        if path.exists():
+            text = path.read_bytes()[self._read :]
+            complete = text[: text.rfind(b"\n") + 1]
+            self._read += len(complete)
+            for line in complete.splitlines():
+                self._listener(json.loads(line))
+
+    def _failures(self) -> list[_Failure]:
+        paths = self._folder.glob("error-*.json")
+        return sorted((_Failure(**json.loads(path.read_text())) for path in paths), key=lambda f: (f.of_peer, f.time))
+
+    def _kill_all(self) -> None:
+        for path in self._folder.glob("pid-*"):
+            try:
+                os.kill(int(path.read_text()), signal.SIGKILL)
+            except (ProcessLookupError, ValueError):
+                continue
+
+    def _what_happened(self, ends: dict[int, Any]) -> UserError | RunFailed:
+        """The first cause: a worker's own error, then a worker that was killed, then a peer that went silent."""
+        failures = self._failures()
+        if failures and (not failures[0].of_peer or self._gave_up):
+            return _failure(failures[0])
+        for rank, end in ends.items():
+            if end.exitcode < 0:
+                name = signal.Signals(-end.exitcode).name
+                return RunFailed(f"worker {rank} was killed by signal {-end.exitcode} ({name})")
+        if failures:
+            return _failure(failures[0])
+        rank, end = next(iter(ends.items()))
+        return RunFailed(f"worker {rank} ended with exit code {end.exitcode} and without a word")
+
+
+def _quiet_elastic() -> None:
+    """Its log repeats in many lines what we say in one."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+# --- processes: the worker's side ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Job:
+    function: WorkerFunction[Any]
+    args: tuple[Any, ...]
+    wire: WireOptions
+    folder: Path
+    parent: int
+    secret: str
+    cores: int
+
+    def report(self, event: dict[str, Any]) -> None:
+        with (self.folder / "events").open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def _work(job: _Job) -> Any:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    rank = int(os.environ["RANK"])
+    _die_with(job.parent)
+    (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    if job.secret:
+        os.environ["TUTTI_SECRET"] = job.secret
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo") if os.environ["MASTER_ADDR"] == "127.0.0.1" else None
+    torch.set_num_threads(job.cores)
+    try:
+        comm = connect(job.wire)
+        result = job.function(comm, job.report if rank == 0 else _say_nothing, *job.args)
+        comm.close()
+    except BaseException as error:
+        _tell(job, rank, error)
+        os._exit(1)
+    return result if rank == 0 else None
+
+
+def _tell(job: _Job, rank: int, error: BaseException) -> None:
+    clock = Clock()
+    failure = _Failure.of(rank, error, clock.now())
+    try:
+        draft = job.folder / f"draft-{rank}"
+        draft.write_text(json.dumps(vars(failure)))
+        draft.rename(job.folder / f"error-{rank}.json")
+    except FileNotFoundError:
+        return  # the parent has cleared up already
+    if failure.of_peer:
+        clock.sleep(_GRACE)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when its parent is gone, however it went."""
+
+    def watch() -> None:
+        try:
+            if hasattr(os, "pidfd_open"):
+                select.select([os.pidfd_open(parent)], [], [])
+            else:
+                clock = Clock()
+                while not os.kill(parent, 0):
+                    clock.sleep(0.5)
+        except ProcessLookupError:
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="tutti-watch-parent").start()
+
+
+def with_timeout(options: LaunchOptions, seconds: float) -> LaunchOptions:
+    """The same launch with another deadline for silent peers."""
+    return replace(options, wire=replace(options.wire, timeout=seconds))

@@ -1,0 +1,207 @@
+"""The reference loop: one task, one algorithm, any number of workers, with a stopwatch at the edges of every step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutti.comm.base import Comm
+from tutti.engine import Run, distribute
+from tutti.errors import UserError
+from tutti.models.base import Model
+from tutti.sampling import EpochSampler
+from tutti.spec import parse
+from tutti.tasks.base import Data, Split, Task
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+_REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything of a run but its algorithm; the runs of a comparison share one."""
+
+    task: str = "digits"
+    model: str = ""  # the task's own where none is named
+    global_batch: int = 64
+    epochs: int | None = 10
+    steps: int | None = None
+    lr: float = 0.05
+    momentum: float = 0.9
+    optimizer: str = "sgd"
+    seed: int = 0
+    device: str = "cpu"
+
+    def build(self) -> tuple[Task, Data, nn.Module]:
+        """The task, its data and a fresh model: the same on every worker."""
+        task = parse(self.task, Task)
+        data = task.load()
+        torch.manual_seed(self.seed)
+        model = parse(self.model or task.default_model, Model).build(data.shape, data.classes)
+        return task, data, model
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
+        kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
+        return kind(model.parameters(), lr=self.lr)
+
+    def total_steps(self, per_epoch: int) -> int:
+        return self.steps if self.steps is not None else (self.epochs or 0) * per_epoch
+
+
+@dataclass
+class Measurements:
+    """What one worker saw; one entry per step, and one per evaluation."""
+
+    rank: int
+    parameters: int = 0
+    seconds: list[float] = field(default_factory=list)
+    hidden: list[float] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    bytes_per_step: float = 0.0
+    bytes_source: str = "metered"
+    traffic: list[dict[str, object]] = field(default_factory=list)
+
+
+def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]]:
+    """Train on this worker; every worker returns the measurements of all."""
+    device = _device(plan.device, comm.rank)
+    task, data, model = plan.build()
+    model = task.prepare(model, comm.clock).to(device)
+    optimizer = plan.make_optimizer(model)
+    with distribute(model, optimizer, spec, comm=comm) as run:
+        sampler = EpochSampler(len(data.train), plan.global_batch, run.size, run.rank, plan.seed)
+        watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device)
+        for epoch, indices, last in _batches(sampler, watch.total):
+            watch.begin()
+            inputs, targets = (t.to(device) for t in task.batch(data.train, indices))
+            run.samples = len(indices)
+            loss = task.loss(run.model(inputs), targets)
+            loss.backward()
+            run.step()
+            optimizer.zero_grad()
+            watch.end(loss, len(indices))
+            if last:
+                watch.evaluated(epoch, *_evaluate(run, task, data.test, device))
+        return watch.collect()
+
+
+def _batches(sampler: EpochSampler, total: int) -> Iterator[tuple[int, Tensor, bool]]:
+    """(epoch, indices, whether to evaluate behind it) for so many steps."""
+    done, epoch = 0, 0
+    while done < total:
+        epoch += 1
+        parts = sampler.epoch(epoch)
+        for position, indices in enumerate(parts, start=1):
+            done += 1
+            yield epoch, indices, position == len(parts) or done == total
+            if done == total:
+                return
+
+
+@torch.no_grad()
+def _evaluate(run: Run, task: Task, split: Split, device: torch.device) -> tuple[float, float]:
+    """(accuracy, loss) on the whole split, of which every worker takes a share."""
+    share = torch.arange(len(split)).tensor_split(run.size)[run.rank]
+    model = run.replica.model
+    model.eval()
+    loss = correct = 0.0
+    for indices in share.split(256):
+        inputs, targets = (t.to(device) for t in task.batch(split, indices))
+        outputs = model(inputs)
+        loss += float(task.loss(outputs, targets)) * len(indices)
+        correct += task.correct(outputs, targets)
+    model.train()
+    total_loss, total_correct, count = run.sums([loss, correct, len(share)]).tolist()
+    return total_correct / count, total_loss / count
+
+
+class _Stopwatch:
+    """Times every step between synchronised edges; evaluation is not counted."""
+
+    def __init__(self, run: Run, report: Any, total: int, device: torch.device) -> None:
+        self.total = total
+        self._run, self._report, self._device = run, report, device
+        self._log = Measurements(run.rank, sum(p.numel() for p in run.replica.model.parameters()))
+        self._at_start = self._sent()
+        self._said = run.clock.now()
+        self._trained = 0.0  # seconds of training so far
+        report({"event": "begin", "steps": total, "workers": run.size, "parameters": self._log.parameters})
+
+    def begin(self) -> None:
+        self._run.take_times()
+        self._begun = self._run.clock.now()
+
+    def end(self, loss: Tensor, samples: int) -> None:
+        log, value = self._log, float(loss.detach())
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        now = self._run.clock.now()
+        hidden, exposed = self._run.take_times()
+        log.seconds.append(now - self._begun)
+        log.hidden.append(hidden)
+        log.exposed.append(exposed)
+        log.samples.append(samples)
+        log.losses.append(value)
+        self._trained += now - self._begun
+        if now - self._said >= _REPORT_SECONDS or len(log.seconds) == self.total:
+            self._said = now
+            self._say("step")
+
+    def evaluated(self, epoch: int, accuracy: float, loss: float) -> None:
+        step = len(self._log.seconds)
+        entry = {"epoch": epoch, "step": step, "seconds": self._trained, "bytes": self._sent() - self._at_start}
+        self._log.evaluations.append({**entry, "accuracy": accuracy, "loss": loss})
+        self._say("evaluation")
+
+    def collect(self) -> list[dict[str, Any]]:
+        log, run = self._log, self._run
+        known = run.algorithm.overlap_seconds()
+        if known is not None:
+            log.hidden, log.exposed = ([seconds] * len(log.seconds) for seconds in known)
+        log.bytes_per_step = (self._sent() - self._at_start) / max(1, len(log.seconds))
+        log.bytes_source = run.meter.source("gradients")
+        log.traffic = run.meter.rows()
+        rows: list[bytes] = run.comm.gather_bytes(json.dumps(asdict(log)).encode())
+        return [json.loads(row) for row in rows]
+
+    def _sent(self) -> float:
+        return sum(self._run.meter.sent(kind) for kind in ("gradients", "weights", "buffers"))
+
+    def _say(self, event: str) -> None:
+        log = self._log
+        done = len(log.seconds)
+        last = log.evaluations[-1] if log.evaluations else {}
+        self._report(
+            {
+                "event": event,
+                "step": done,
+                "steps": self.total,
+                "seconds": self._trained,
+                "step_seconds": sum(log.seconds[-20:]) / len(log.seconds[-20:]),
+                "loss": log.losses[-1],
+                "accuracy": last.get("accuracy"),
+                "bytes_per_step": (self._sent() - self._at_start) / done,
+            }
+        )
+
+
+def _device(name: str, rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("--device cuda: torch sees no CUDA device here; use --device cpu")
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")

@@ -1,0 +1,82 @@
+"""The contract of every task found in the folder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tutti.models.base import Model
+from tutti.sampling import EpochSampler
+from tutti.spec import names, parse
+from tutti.tasks.base import Data, Task
+
+BATCH = 4
+
+
+class FakeClock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@pytest.fixture(scope="module", params=names("tasks"))
+def task(request: pytest.FixtureRequest) -> Task:
+    torch.set_num_threads(1)
+    return parse(request.param, Task)
+
+
+@pytest.fixture(scope="module")
+def data(task: Task) -> Data:
+    return task.load()
+
+
+def test_its_text_parses_back(task: Task) -> None:
+    assert task.name in names("tasks")
+    assert parse(str(task), Task) == task
+
+
+def test_its_default_model_is_one(task: Task) -> None:
+    assert parse(task.default_model, Model).name in names("models")
+
+
+def test_splits_hold_what_the_data_says(data: Data) -> None:
+    for split in (data.train, data.test):
+        assert len(split) == len(split.inputs) == len(split.targets) > 0
+        assert split.inputs.shape[1:] == data.shape
+        assert 0 <= split.targets.min()
+        assert split.targets.max() < data.classes
+
+
+def test_loading_is_the_same_for_every_worker_and_seed(task: Task, data: Data) -> None:
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    again = task.load()
+    assert torch.equal(torch.get_rng_state(), state)
+    rows = torch.arange(BATCH)
+    assert torch.equal(again.train.inputs[rows], data.train.inputs[rows])
+    assert torch.equal(again.train.targets, data.train.targets)
+    assert torch.equal(again.test.targets, data.test.targets)
+
+
+def test_its_default_model_takes_a_step(task: Task, data: Data) -> None:
+    clock = FakeClock()
+    model = task.prepare(parse(task.default_model, Model).build(data.shape, data.classes), clock)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    indices = EpochSampler(len(data.train), BATCH, workers=1, rank=0, seed=0).epoch(0)[0]
+    inputs, targets = task.batch(data.train, indices)
+    outputs = model(inputs)
+    loss = task.loss(outputs, targets)
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite()
+    assert loss.ndim == 0
+    assert 0 <= task.correct(outputs, targets) <= len(indices)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert clock.time == 0

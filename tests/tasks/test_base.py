@@ -1,0 +1,54 @@
+"""What a task inherits: batches by index, cross entropy, correct answers, and the model as it is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from tutti.tasks.base import Data, Split, Task
+
+
+@dataclass
+class Tiny(Task):
+    default_model: ClassVar[str] = "lenet-5"
+
+    def load(self) -> Data:
+        split = Split(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 1]))
+        return Data(split, split, (2,), 2)
+
+
+class WallClock:
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def test_a_batch_is_the_rows_asked_for() -> None:
+    split = Tiny().load().train
+    inputs, targets = Tiny().batch(split, torch.tensor([2, 0]))
+    assert inputs.tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    assert targets.tolist() == [1, 0]
+    assert len(split) == 3
+
+
+def test_the_loss_is_the_mean_cross_entropy() -> None:
+    scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    by_hand = -(scores.softmax(1).diagonal().log()).mean()
+    assert Tiny().loss(scores, torch.tensor([0, 1])).item() == pytest.approx(by_hand.item())
+
+
+def test_correct_counts_the_highest_scores() -> None:
+    scores = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]])
+    assert Tiny().correct(scores, torch.tensor([0, 1, 1])) == 2
+
+
+def test_the_model_is_trained_as_it_is() -> None:
+    model = nn.Linear(2, 2)
+    assert Tiny().prepare(model, WallClock()) is model

@@ -54,7 +54,7 @@ class Run:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, comm: Comm, owns_comm: bool
     ) -> None:
-        _check(algorithm, comm)
+        check(algorithm, comm.wire, comm.size)
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
@@ -243,10 +243,11 @@ class Run:
         return self._device if nccl else torch.device("cpu")
 
 
-def _check(algorithm: Algorithm, comm: Comm) -> None:
-    if algorithm.one_worker and comm.size > 1:
-        raise UserError(f"'{algorithm}' runs on one worker and there are {comm.size}; use ddp, or start one")
-    if algorithm.needs_process_group and comm.wire == "threads":
+def check(algorithm: Algorithm, wire: str, workers: int) -> None:
+    """Refuse what cannot work together, before anything is set up."""
+    if algorithm.one_worker and workers > 1:
+        raise UserError(f"'{algorithm}' runs on one worker and there are {workers}; use ddp, or start one")
+    if algorithm.needs_process_group and wire == "threads":
         raise UserError(f"'{algorithm}' needs torch's process group, which threads do not have; use --engine processes")
 
 

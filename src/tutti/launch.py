@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -53,6 +53,7 @@ class LaunchOptions:
     nodes: int = 1
     node_rank: int = 0
     master: str = ""
+    preload: tuple[str, ...] = ()  # modules that the workers shall find imported
 
     def check(self) -> None:
         if self.workers < 1:
@@ -229,7 +230,8 @@ class _Processes:
         _quiet_elastic()
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         if method == "forkserver":
-            multiprocessing.set_forkserver_preload(["torch", "torch.distributed.elastic.multiprocessing", __name__])
+            elastic = "torch.distributed.elastic.multiprocessing"
+            multiprocessing.set_forkserver_preload(["torch", elastic, __name__, *self._options.preload])
         try:
             return elastic_launch(self._config(method), _work)(job).get(0)
         except ChildFailedError as error:
@@ -309,7 +311,7 @@ class _Processes:
 def _quiet_elastic() -> None:
     """Its log repeats in many lines what we say in one."""
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
@@ -338,7 +340,8 @@ def _work(job: _Job) -> Any:
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
     if job.secret:
         os.environ["TUTTI_SECRET"] = job.secret
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo") if os.environ["MASTER_ADDR"] == "127.0.0.1" else None
+    if os.environ["MASTER_ADDR"] == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(job.cores)
     try:
         comm = connect(job.wire)
@@ -379,8 +382,3 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="tutti-watch-parent").start()
-
-
-def with_timeout(options: LaunchOptions, seconds: float) -> LaunchOptions:
-    """The same launch with another deadline for silent peers."""
-    return replace(options, wire=replace(options.wire, timeout=seconds))

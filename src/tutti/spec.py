@@ -40,7 +40,7 @@ class SpecError(UserError):
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number with a unit may look like; the first scale listed is the one a bare number is read in."""
+    """What a number with a unit may look like; a bare number is taken as it is."""
 
     noun: str
     scales: tuple[tuple[str, float], ...]
@@ -51,10 +51,11 @@ class Unit:
         if match is None:
             return None
         number, suffix = match.groups()
-        scales = dict(self.scales)
-        if suffix and suffix not in scales:
+        scale = dict(self.scales).get(suffix) if suffix else 1
+        if scale is None or not math.isfinite(float(number) * scale):
             return None
-        return float(number) * (scales[suffix] if suffix else 1.0)
+        whole = number.lstrip("+-").isdigit() and scale == 1  # read exactly, beyond what a float can hold
+        return int(number) if whole else float(number) * scale
 
     def format(self, value: float) -> str:
         """The shortest text that reads back to exactly this value."""
@@ -84,6 +85,8 @@ class Range:
     def __str__(self) -> str:
         if self.most == math.inf:
             return f"at least {_number(self.least)}"
+        if self.least == -math.inf:
+            return f"at most {_number(self.most)}"
         return f"between {_number(self.least)} and {_number(self.most)}"
 
 
@@ -158,8 +161,10 @@ def member(axis_base: type[M], name: str) -> type[M]:
 
 def parse(text: str, axis_base: type[M]) -> M:
     """Read a spec as a member of the axis whose base class is given."""
-    builder = _Builder(text)
-    return cast(M, builder.value(_parse_nodes(text), axis_base, axis_base.noun))
+    try:
+        return cast(M, _Builder(text).value(_parse_nodes(text), axis_base, axis_base.noun))
+    except RecursionError:
+        raise SpecError("this is nested too deeply", text, 0, len(text)) from None
 
 
 # --- text -> nodes ---------------------------------------------------------------------------------------------------
@@ -168,7 +173,7 @@ def parse(text: str, axis_base: type[M]) -> M:
 @dataclass(frozen=True)
 class _Node:
     word: str
-    args: tuple[tuple[str | None, _Node], ...]
+    args: tuple[tuple[_Node | None, _Node], ...]  # the key, where there is one, and the value
     start: int
     end: int
 
@@ -190,29 +195,38 @@ def _parse_nodes(text: str) -> _Node:
 
 
 def _node(text: str, tokens: list[tuple[str, int]], at: int) -> tuple[_Node, int]:
-    word, start = tokens[at]
-    if word in ("", "(", ")", ",", "=", ":"):
-        raise _unexpected(text, tokens[at], "a name or a number")
-    end = start + len(word)
+    name = _word(text, tokens, at)
     mark = tokens[at + 1][0]
     if mark == ":":
         inner, at = _node(text, tokens, at + 2)
-        return _Node(word, ((None, inner),), start, end), at
+        return dataclasses.replace(name, args=((None, inner),)), at
     if mark != "(":
-        return _Node(word, (), start, end), at + 1
-    args: list[tuple[str | None, _Node]] = []
-    at += 2
-    while tokens[at][0] != ")":
-        key = None
-        if at + 1 < len(tokens) and tokens[at + 1][0] == "=":
-            key, at = tokens[at][0], at + 2
-        value, at = _node(text, tokens, at)
+        return name, at + 1
+    args, at = _args(text, tokens, at + 2)
+    return dataclasses.replace(name, args=args), at
+
+
+def _args(text: str, tokens: list[tuple[str, int]], at: int) -> tuple[tuple[tuple[_Node | None, _Node], ...], int]:
+    """What stands in parentheses, the closing one included."""
+    args: list[tuple[_Node | None, _Node]] = []
+    if tokens[at][0] == ")":
+        return (), at + 1
+    while True:
+        key = _word(text, tokens, at) if tokens[at][0] and tokens[at + 1][0] == "=" else None
+        value, at = _node(text, tokens, at if key is None else at + 2)
         args.append((key, value))
-        if tokens[at][0] == ",":
-            at += 1
-        elif tokens[at][0] != ")":
+        if tokens[at][0] == ")":
+            return tuple(args), at + 1
+        if tokens[at][0] != ",":
             raise _unexpected(text, tokens[at], "',' or ')'")
-    return _Node(word, tuple(args), start, end), at + 1
+        at += 1
+
+
+def _word(text: str, tokens: list[tuple[str, int]], at: int) -> _Node:
+    word, start = tokens[at]
+    if word in ("", "(", ")", ",", "=", ":"):
+        raise _unexpected(text, tokens[at], "a name or a number")
+    return _Node(word, (), start, start + len(word))
 
 
 def _unexpected(text: str, token: tuple[str, int], wanted: str) -> SpecError:
@@ -269,46 +283,58 @@ class _Builder:
         if number is None or (kind is int and number != int(number)):
             noun = "a whole number" if kind is int and not unit.scales else unit.noun
             raise self.error(f"{what} takes {noun} such as {unit.example}, not '{node.word}'", node)
-        bounds = next((m for m in marks if isinstance(m, Range)), Range())
-        if not bounds.least <= number <= bounds.most:
-            raise self.error(f"{what} must be {bounds}, not {node.word}", node)
-        return int(number) if kind is int else number
+        for bounds in (m for m in reversed(marks) if isinstance(m, Range)):  # the field's own first, then its kind's
+            if not bounds.least <= number <= bounds.most:
+                raise self.error(f"{what} must be {bounds}, not {node.word}", node)
+        return int(number) if kind is int else float(number)
 
     def member(self, node: _Node, base: type[M]) -> M:
         preset = _presets().get(node.word) if base.axis == "algorithms" else None
-        if preset is not None:
-            start = parse(preset, base)
-            changed = self.arguments(node, type(start), keywords_only=True)
-            return dataclasses.replace(start, **changed)
-        if node.word not in names(base.axis):
+        if preset is None and node.word not in names(base.axis):
             raise self.error(_unknown(node.word, base), node)
-        cls = member(base, node.word)
         try:
+            if preset is not None:
+                start = parse(preset, base)
+                return dataclasses.replace(start, **self.arguments(node, type(start), preset=True))
+            cls = member(base, node.word)
             return cls(**self.arguments(node, cls))
         except SpecError:
             raise
         except ValueError as error:
             raise self.error(str(error), node) from None
 
-    def arguments(self, node: _Node, cls: type[Member], keywords_only: bool = False) -> dict[str, Any]:
-        fields = [f.name for f in _fields(cls)]
+    def arguments(self, node: _Node, cls: type[Member], preset: bool = False) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for index, (key, value) in enumerate(node.args):
-            if key is None:
-                if keywords_only:
-                    raise self.error(f"'{node.word}' is a preset: name what to change in it, as in bucket=1MiB", value)
-                if index >= len(fields):
-                    raise self.error(f"'{node.word}' takes at most {_count(len(fields), 'argument')}", value)
-            field = fields[index] if key is None else key.replace("-", "_")
-            if field not in fields:
-                raise self.error(f"'{node.word}' has no parameter '{key}'{_suggest(str(key), fields)}", value)
+            field = self.positional(node, index, cls, preset) if key is None else self.named(node, key, cls)
+            said = field.replace("_", "-")
             if field in values:
-                raise self.error(f"'{node.word}' is given '{field}' twice", value)
-            values[field] = self.value(value, _hints(cls)[field], f"{field.replace('_', '-')} of '{node.word}'")
-        missing = [f.name for f in _fields(cls) if f.name not in values and _required(f)]
-        if missing and not keywords_only:
+                raise self.error(f"'{node.word}' is given '{said}' twice", key or value)
+            values[field] = self.value(value, _hints(cls)[field], f"{said} of '{node.word}'")
+        missing = [f.name.replace("_", "-") for f in _fields(cls) if f.name not in values and _required(f)]
+        if missing and not preset:
             raise self.error(f"'{node.word}' needs {missing[0]}, as in {node.word}({missing[0]}=...)", node)
         return values
+
+    def positional(self, node: _Node, index: int, cls: type[Member], preset: bool) -> str:
+        """The field that a plain argument stands for."""
+        fields, value = _fields(cls), node.args[index][1]
+        if preset:
+            raise self.error(f"'{node.word}' is a preset: name what to change in it, as in bucket=1MiB", value)
+        if any(key is not None for key, _ in node.args[:index]):
+            raise self.error("plain arguments come before named ones", value)
+        if index >= len(fields):
+            most = f"at most {_count(len(fields), 'argument')}" if fields else "no arguments"
+            raise self.error(f"'{node.word}' takes {most}", value)
+        return fields[index].name
+
+    def named(self, node: _Node, key: _Node, cls: type[Member]) -> str:
+        """The field that a named argument stands for."""
+        fields = [f.name.replace("_", "-") for f in _fields(cls)]
+        name = key.word.replace("_", "-")
+        if name not in fields:
+            raise self.error(f"'{node.word}' has no parameter '{key.word}'{_suggest(name, fields)}", key)
+        return name.replace("-", "_")
 
 
 def _unknown(word: str, base: type[Member]) -> str:

@@ -29,9 +29,9 @@ class Plan:
     task: str = "digits"
     model: str = ""  # the task's own where none is named
     global_batch: int = 64
-    epochs: int | None = 10
+    epochs: int | None = 12
     steps: int | None = None
-    lr: float = 0.05
+    lr: float = 0.15
     momentum: float = 0.9
     optimizer: str = "sgd"
     seed: int = 0

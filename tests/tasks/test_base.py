@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import torch
+from fake_clock import FakeClock
 from torch import nn
 
 from tutti.tasks.base import Data, Split, Task
@@ -20,14 +20,6 @@ class Tiny(Task):
     def load(self) -> Data:
         split = Split(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 1]))
         return Data(split, split, (2,), 2)
-
-
-class WallClock:
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def test_a_batch_is_the_rows_asked_for() -> None:
@@ -51,4 +43,4 @@ def test_correct_counts_the_highest_scores() -> None:
 
 def test_the_model_is_trained_as_it_is() -> None:
     model = nn.Linear(2, 2)
-    assert Tiny().prepare(model, WallClock()) is model
+    assert Tiny().prepare(model, FakeClock()) is model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fake_clock import FakeClock
 from torch import Tensor, nn
 
 from tutti.models.lenet_5 import LeNet5
@@ -15,22 +16,8 @@ from tutti.tasks.synthetic import Synthetic
 COMPUTE = 0.3
 
 
-class FakeClock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        assert seconds > 0
-        self.time += seconds
-
-
-def paced(model: nn.Module, clock: FakeClock, compute: float = COMPUTE) -> nn.Module:
-    return Synthetic(shape=(1, 32, 32), compute=compute).prepare(model, clock)
+def paced(model: nn.Module, clock: FakeClock) -> nn.Module:
+    return Synthetic(shape=(1, 32, 32), compute=COMPUTE).prepare(model, clock)
 
 
 def lenet() -> nn.Module:
@@ -87,15 +74,12 @@ def test_without_compute_the_model_is_the_user_s() -> None:
 
 
 def test_parameters_buffers_and_names_are_the_model_s_own() -> None:
-    model = ResNet18().build((1, 32, 32), 10).to(memory_format=torch.channels_last)
+    model = ResNet18().build((1, 32, 32), 10)
     module = paced(model, FakeClock())
-    for ours, theirs in (
-        (module.named_parameters(), model.named_parameters()),
-        (module.named_buffers(), model.named_buffers()),
-    ):
-        ours, theirs = dict(ours), dict(theirs)
-        assert list(ours) == list(theirs)
-        assert all(ours[name] is theirs[name] for name in theirs)
+    ours = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    theirs = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert list(ours) == list(theirs)
+    assert all(ours[name] is theirs[name] for name in theirs)
     assert list(module.state_dict()) == list(model.state_dict())
     model.load_state_dict(module.state_dict())
 
@@ -148,7 +132,7 @@ def test_gradients_come_last_layer_first_at_their_share_of_the_time() -> None:
     model = lenet()
     ready: list[tuple[str, float]] = []
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append((name, clock.time)))  # type: ignore[misc]
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append((name, clock.time)))
     backward(paced(model, clock))
     names, times = zip(*ready, strict=True)
     assert list(names) == [name for name, _ in model.named_parameters()][::-1]
@@ -180,9 +164,43 @@ def test_gradients_accumulate_until_they_are_zeroed() -> None:
 
 
 def test_gradients_keep_the_memory_format() -> None:
-    model = lenet().to(memory_format=torch.channels_last)
-    backward(paced(model, FakeClock()))
+    model = lenet()
+    for parameter in model.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    module = paced(model, FakeClock())
+    backward(module)
     assert all(gradient_of(p).stride() == p.stride() for p in model.parameters())
+
+
+def test_a_change_of_type_after_the_first_step_is_followed() -> None:
+    module = paced(lenet(), FakeClock())
+    backward(module)
+    module.zero_grad()
+    module.double()
+    backward(module)
+    assert all(gradient_of(p).dtype == torch.float64 for p in module.parameters())
+
+
+def test_two_forwards_in_one_loss_give_twice_the_gradient() -> None:
+    model = lenet()
+    module = paced(model, FakeClock())
+    backward(module)
+    once = [gradient_of(p).clone() for p in model.parameters()]
+    module.zero_grad()
+    inputs = torch.zeros(4, 1, 32, 32)
+    (module(inputs) + module(inputs)).sum().backward()
+    assert all(torch.allclose(gradient_of(p), 2 * g) for p, g in zip(model.parameters(), once, strict=True))
+
+
+def test_autograd_keeps_the_gradient_it_is_given_without_a_copy() -> None:
+    module = paced(lenet(), FakeClock())
+    backward(module)
+    first = [gradient_of(p) for p in module.parameters()]
+    module.zero_grad()
+    backward(module)
+    # `first` still holds its memory, so a copy would have had to go elsewhere.
+    assert all(gradient_of(p).data_ptr() == g.data_ptr() for p, g in zip(module.parameters(), first, strict=True))
 
 
 def test_frozen_parameters_get_no_gradient() -> None:

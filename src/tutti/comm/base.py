@@ -95,7 +95,7 @@ class Comm(ABC):
         """torch's process group beneath, where there is one."""
         return None
 
-    def note(self, tag: str, nbytes: float) -> None:
+    def note(self, tag: str, nbytes: float) -> None:  # noqa: B027 (most comms count nothing)
         """Bytes that did not pass this comm and are known by formula only; a metered comm counts them."""
 
     # --- the nine operations -----------------------------------------------------------------------------------------

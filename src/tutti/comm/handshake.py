@@ -37,7 +37,7 @@ _STRANGERS = 128  # how many unproven connections are kept; the oldest goes firs
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM form; every worker shows the certificate and accepts only those that `ca` (or the same one) signs."""
+    """PEM files; every worker shows the certificate and accepts only those that `ca` (or the same one) signed."""
 
     cert: Path
     key: Path

@@ -48,6 +48,7 @@ class Task(Member):
     axis: ClassVar[str] = "tasks"
     noun: ClassVar[str] = "task"
     default_model: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]] = ()  # slow to import; a launcher may do it once for all workers
 
     @abstractmethod
     def load(self) -> Data:

@@ -31,6 +31,7 @@ class Digits(Task):
     """Small enough to train in seconds, real enough to tell good from bad."""
 
     default_model: ClassVar[str] = "lenet-5"
+    modules: ClassVar[tuple[str, ...]] = ("sklearn.datasets",)
 
     def load(self) -> Data:
         bunch = _bunch()

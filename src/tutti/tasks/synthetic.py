@@ -2,16 +2,15 @@
 test split stays at chance.
 
 With `compute` above zero the model computes nothing: a forward takes a third of that time and a backward two thirds,
-asleep, as a worker waits for its GPU. Eight workers on two cores then measure communication and not contention. Every
-parameter takes a share of the time in proportion to its size and is given a gradient when its share is over, the last
-layer's first, so communication overlaps with backward as it would in earnest. The scores are all equal, the gradients
-the same at every step.
+asleep, as a worker waits for its GPU. Eight workers on two cores then measure communication and not contention. In
+backward every parameter takes a share of the time in proportion to its size and is given a gradient when its share is
+over, the last layer's first, so communication overlaps with it as it would in earnest. The scores are all equal, the
+gradients the same at every step and on every worker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -62,68 +61,75 @@ class _Paced(nn.Module):
         super().__init__()
         vars(self).update(vars(model))
         self._classes, self._seconds, self._clock = classes, seconds, clock
-        self._gradients: dict[Any, Tensor] = {}
+        self._gradients: dict[object, _Gradient] = {}
 
     def forward(self, inputs: Tensor) -> Tensor:
+        start = self._clock.now()
         parameters = [p for p in self.parameters() if p.requires_grad]
-        ends = list(accumulate(p.numel() for p in parameters))
-        forward = _Pace(self._clock, self._seconds * _FORWARD_SHARE)
-        backward = _Pace(self._clock, self._seconds * (1 - _FORWARD_SHARE))
-        outputs = inputs.new_zeros(len(inputs), self._classes)
-        for parameter, end in zip(parameters, ends, strict=True):
-            begin = end - parameter.numel()
-            forward.reach(end / ends[-1])
-            turn = _Turn(backward, 1 - begin / ends[-1], self._gradient(parameter))
-            outputs = _Layer.apply(outputs, parameter, turn)
-        return outputs
+        total = sum(p.numel() for p in parameters)
+        pace = _Pace(self._clock, self._seconds * (1 - _FORWARD_SHARE))
+        scores = inputs.new_zeros(len(inputs), self._classes)
+        before = 0
+        for parameter in parameters:
+            scores = _Layer.apply(scores, parameter, self._gradient(parameter), pace, 1 - before / total)
+            before += parameter.numel()
+        _sleep_until(start + self._seconds * _FORWARD_SHARE, self._clock)
+        return scores
 
-    def _gradient(self, parameter: Tensor) -> Tensor:
-        """Noise like the parameter, drawn once for all of the same shape: codecs such as top-k are slow or fast by
-        the values they meet, so a constant would flatter them."""
-        key = (parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
+    def _gradient(self, parameter: nn.Parameter) -> _Gradient:
+        key = (parameter, parameter.device, parameter.dtype, parameter.stride())
         if key not in self._gradients:
-            generator = torch.Generator(parameter.device).manual_seed(_SEED)
-            noise = torch.empty_like(parameter, requires_grad=False)
-            self._gradients[key] = noise.normal_(std=_GRADIENT_SCALE, generator=generator)
+            self._gradients[key] = _Gradient(parameter)
         return self._gradients[key]
 
 
+class _Gradient:
+    """The gradient of one parameter: noise, as codecs such as top-k are slow or fast by the values they meet."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        generator = torch.Generator(parameter.device).manual_seed(_SEED)
+        self._parameter = parameter
+        self._noise = torch.empty_like(parameter, requires_grad=False).normal_(std=_GRADIENT_SCALE, generator=generator)
+        self._copy = torch.empty_like(self._noise)
+
+    def give(self) -> Tensor:
+        """What autograd is to add up. Where there is nothing to add to, autograd keeps the tensor it is given if no
+        other names it, and copies it otherwise into new memory, which takes a CPU three times as long as our copy."""
+        if self._parameter.grad is not None:
+            return self._noise
+        return self._copy.copy_(self._noise).detach()
+
+
 class _Pace:
-    """A stretch of time that begins when it is first asked for. Its marks are absolute, so that whatever the worker
+    """A stretch of time that begins when it is first waited for. Its marks are absolute, so that whatever the worker
     did meanwhile (hooks, copies, a sleep that was too long) does not lengthen it, as it would not on a GPU."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock, self._seconds = clock, seconds
         self._start: float | None = None
 
-    def reach(self, share: float) -> None:
+    def wait(self, share: float) -> None:
         """Sleep until this share of the stretch is over."""
-        now = self._clock.now()
         if self._start is None:
-            self._start = now
-        left = self._start + share * self._seconds - now
-        if left > 0:
-            self._clock.sleep(left)
+            self._start = self._clock.now()
+        _sleep_until(self._start + share * self._seconds, self._clock)
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """When in the backward a parameter gets its gradient, and which."""
-
-    pace: _Pace
-    share: float
-    gradient: Tensor
+def _sleep_until(moment: float, clock: Clock) -> None:
+    left = moment - clock.now()
+    if left > 0:
+        clock.sleep(left)
 
 
 class _Layer(torch.autograd.Function):
-    """Passes scores on unchanged; on the way back waits for its turn and hands its parameter the gradient."""
+    """Passes scores on unchanged; on the way back waits for its time and gives its parameter a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, _parameter: Tensor, turn: _Turn) -> Tensor:
-        ctx.turn = turn
+    def forward(ctx: Any, scores: Tensor, _parameter: Tensor, gradient: _Gradient, pace: _Pace, share: float) -> Tensor:
+        ctx.gradient, ctx.pace, ctx.share = gradient, pace, share
         return scores.view_as(scores)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        ctx.turn.pace.reach(ctx.turn.share)
-        return gradient, ctx.turn.gradient, None
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        ctx.pace.wait(ctx.share)
+        return above, ctx.gradient.give(), None, None, None

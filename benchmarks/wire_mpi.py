@@ -1,0 +1,42 @@
+"""The MPI side of wire.py: run by it under mpirun, prints rows of the same form."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+from mpi4py import MPI
+from wire import row
+
+
+def main() -> None:
+    comm = MPI.COMM_WORLD
+    repeats, sizes = int(sys.argv[1]), [int(size) for size in sys.argv[2:]]
+    rows = []
+    for nbytes in sizes:
+        buffer = np.ones(nbytes // 4, dtype=np.float32)
+        times: dict[str, list[float]] = {"round trip": [], "all-reduce": []}
+        for _ in range(max(repeats, min(200, int(2e7 / nbytes)))):
+            comm.Barrier()
+            begun = MPI.Wtime()
+            if comm.rank == 0:
+                comm.Send(buffer, 1)
+                comm.Recv(buffer, 1)
+            elif comm.rank == 1:
+                comm.Recv(buffer, 0)
+                comm.Send(buffer, 0)
+            times["round trip"].append(MPI.Wtime() - begun)
+            buffer.fill(1.0)
+            comm.Barrier()
+            begun = MPI.Wtime()
+            comm.Allreduce(MPI.IN_PLACE, buffer)
+            times["all-reduce"].append(MPI.Wtime() - begun)
+            assert buffer[0] == comm.size == buffer[-1], "MPI is wrong"
+        rows += [row(comm.size, nbytes, operation, "mpi", seconds) for operation, seconds in times.items()]
+    if comm.rank == 0:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

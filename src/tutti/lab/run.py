@@ -1,0 +1,117 @@
+"""One run or several, one after another on the same work, and what each leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from tutti.algorithms.base import Algorithm
+from tutti.comm.base import Clock
+from tutti.engine import check
+from tutti.lab.record import Record, describe_machine, describe_versions
+from tutti.launch import LaunchOptions, Report, launch
+from tutti.models.base import Model
+from tutti.spec import parse
+from tutti.tasks.base import Task
+from tutti.train import Plan, train
+
+
+class Audience(Protocol):
+    """Who is told how the runs go on (lab.screen.Screen)."""
+
+    def start(self, name: str, spec: str, index: int, count: int) -> None: ...
+    def event(self, event: dict[str, object]) -> None: ...
+    def done(self, record: Record) -> None: ...
+    def failed(self, message: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing to run: its name as typed, and what that means."""
+
+    name: str
+    algorithm: Algorithm
+
+    @classmethod
+    def read(cls, name: str) -> Entry:
+        return cls(name, parse(name, Algorithm))
+
+    def launch_options(self, options: LaunchOptions) -> LaunchOptions:
+        """The same place, with the number of workers that this algorithm takes."""
+        if self.algorithm.one_worker:
+            return dataclasses.replace(options, workers=1, nodes=1, node_rank=0)
+        return options
+
+    def file_name(self, index: int) -> str:
+        return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.]+', '-', self.name).strip('-')[:60]}.json"
+
+
+def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions) -> None:
+    """Everything that can be known to be wrong before the first worker starts."""
+    options.check()
+    task = parse(plan.task, Task)
+    parse(plan.model or task.default_model, Model)
+    wire = "threads" if options.engine == "threads" else options.wire.wire
+    for entry in entries:
+        check(entry.algorithm, wire, entry.launch_options(options).workers)
+
+
+def run_entries(
+    entries: list[Entry], plan: Plan, options: LaunchOptions, out: Path, audience: Audience, resume: bool = False
+) -> list[Record]:
+    """Run them in the order given; each record is on disk before the next run begins."""
+    records = []
+    for index, entry in enumerate(entries, start=1):
+        path = out / entry.file_name(index)
+        record = _finished(path, entry, plan) if resume else None
+        if record is None:
+            audience.start(entry.name, str(entry.algorithm), index, len(entries))
+            record = _run(entry, plan, entry.launch_options(options), audience.event)
+            if record is None:
+                continue  # another node or rank has worker 0
+            record.save(path)
+        audience.done(record)
+        records.append(record)
+    return records
+
+
+def _run(entry: Entry, plan: Plan, options: LaunchOptions, listener: Report) -> Record | None:
+    clock = Clock()
+    begun, started = datetime.now(UTC), clock.now()
+    measurements = launch(train, (str(entry.algorithm), plan), options, listener)
+    if measurements is None:
+        return None
+    return Record(
+        name=entry.name,
+        spec=str(entry.algorithm),
+        workers=options.workers,
+        plan=dataclasses.asdict(plan),
+        launch={
+            "engine": options.engine,
+            "wire": options.wire.wire,
+            "tls": options.wire.tls is not None,
+            "nodes": options.nodes,
+            "timeout": options.wire.timeout,
+        },
+        versions=describe_versions(),
+        machine=describe_machine(),
+        begun=begun.isoformat(timespec="seconds"),
+        wall_seconds=clock.now() - started,
+        command=shlex.join(["tutti", *sys.argv[1:]]),
+        measurements=measurements,
+    )
+
+
+def _finished(path: Path, entry: Entry, plan: Plan) -> Record | None:
+    """The record of the same run made earlier, if there is one."""
+    if not path.exists():
+        return None
+    record = Record.load(path)
+    same = record.spec == str(entry.algorithm) and record.plan == dataclasses.asdict(plan)
+    return record if same else None

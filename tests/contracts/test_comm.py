@@ -1,0 +1,156 @@
+"""One conformance suite (comm_checks.py) over every wire, plain and metered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from contracts.comm_checks import DEADLINES, FORKS, MESSAGES, OPERATIONS, Check, everything_at_every_size
+from workers import SIZES, on_tcp, on_threads, on_torch
+
+from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.comm.metered import metered
+from tutti.errors import UserError
+
+Runner = Callable[..., list[Any]]
+METERED = pytest.mark.parametrize("wrap", [lambda comm: comm, metered], ids=["plain", "metered"])
+
+
+def by_name(checks: list[Check]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
+
+
+@pytest.fixture(params=["threads", "strict", "tcp", "tls"])
+def any_wire(request: pytest.FixtureRequest) -> Runner:
+    return _runner(request)
+
+
+@pytest.fixture(params=["threads", "tcp", "tls"])
+def tagged_wire(request: pytest.FixtureRequest) -> Runner:
+    return _runner(request)
+
+
+def _runner(request: pytest.FixtureRequest) -> Runner:
+    if request.param == "tls":
+        tls = request.getfixturevalue("tls")
+        return lambda size, function, **options: on_tcp(size, function, tls=tls, **options)
+    if request.param == "strict":
+        return lambda size, function, **options: on_threads(size, function, strict=True, **options)
+    return on_tcp if request.param == "tcp" else on_threads
+
+
+@METERED
+@pytest.mark.parametrize("size", SIZES)
+@by_name(OPERATIONS)
+def test_operations(any_wire: Runner, wrap: Callable[[Comm], Comm], size: int, check: Check) -> None:
+    any_wire(size, lambda comm: check(wrap(comm)))
+
+
+@METERED
+@pytest.mark.parametrize("size", [2, 3])
+@by_name(MESSAGES)
+def test_messages(tagged_wire: Runner, wrap: Callable[[Comm], Comm], size: int, check: Check) -> None:
+    tagged_wire(size, lambda comm: check(wrap(comm)))
+
+
+@METERED
+@by_name(DEADLINES)
+def test_deadlines(tagged_wire: Runner, wrap: Callable[[Comm], Comm], check: Check) -> None:
+    tagged_wire(2, lambda comm: check(wrap(comm)))
+
+
+class Stepping(Clock):
+    """Stands still until told; then every look at it finds `step` seconds gone."""
+
+    def __init__(self) -> None:
+        self.time, self.step = 0.0, 0.0
+
+    def now(self) -> float:
+        self.time += self.step
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def test_deadlines_are_the_clocks(tagged_wire: Runner) -> None:
+    """With a clock that jumps a minute at every look, a timeout of 20 s passes at once."""
+    clock = Stepping()
+
+    def work(comm: Comm) -> None:
+        comm.barrier()
+        if comm.rank == 0:
+            assert comm.clock is clock
+            clock.step = 60.0
+            with pytest.raises(PeerLost, match="within 20 s"):
+                comm.recv(1, torch.zeros(1), "control/never").wait()
+            clock.step = 0.0
+            comm.send(1, torch.ones(1), "control/end").wait()
+        else:
+            while clock.step == 0.0 and clock.time == 0.0:
+                time.sleep(0.001)
+            while clock.step:
+                time.sleep(0.001)
+            comm.recv(0, torch.zeros(1), "control/end").wait()
+
+    begun = time.perf_counter()
+    tagged_wire(2, work, clock=clock)
+    assert time.perf_counter() - begun < 15
+
+
+def test_strict_refuses_what_nccl_cannot_do() -> None:
+    def work(comm: Comm) -> None:
+        for call in (
+            lambda: comm.send(0, torch.zeros(1), "control/x"),
+            lambda: comm.recv(0, torch.zeros(1), "control/x"),
+            lambda: comm.recv_any([0], torch.zeros(1), "control/x"),
+        ):
+            with pytest.raises(UserError, match="grouped messages .* use exchange"):
+                call()
+
+    on_threads(2, work, strict=True)
+
+
+def test_strict_ignores_tags() -> None:
+    """First in first out per pair: a route that relies on tags gets the wrong message here, as it would on NCCL."""
+
+    def work(comm: Comm) -> float:
+        if comm.rank == 0:
+            comm.exchange([(1, torch.tensor([1.0]))], [], "control/a")
+            return 0.0
+        tensor = torch.zeros(1)
+        comm.exchange([], [(0, tensor)], "control/b")
+        return tensor.item()
+
+    assert on_threads(2, work, strict=True)[1] == 1.0
+
+
+# --- torch.distributed: one launch of processes for everything -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torch_outcomes() -> list[dict[str, str]]:
+    return on_torch(max(SIZES), everything_at_every_size)
+
+
+@pytest.mark.parametrize("how", ["plain", "metered"])
+@pytest.mark.parametrize("size", SIZES)
+@by_name(OPERATIONS)
+def test_operations_of_torch(torch_outcomes: list[dict[str, str]], how: str, size: int, check: Check) -> None:
+    if check in FORKS and size < max(SIZES):
+        pytest.skip("a fork is a group of the whole world, and this is a part of it")
+    _assert_passed(torch_outcomes[:size], f"{check.__name__} {how} {size}")
+
+
+@pytest.mark.parametrize("how", ["plain", "metered"])
+@by_name(MESSAGES)
+def test_messages_of_torch(torch_outcomes: list[dict[str, str]], how: str, check: Check) -> None:
+    _assert_passed(torch_outcomes, f"{check.__name__} {how} {max(SIZES)}")
+
+
+def _assert_passed(outcomes: list[dict[str, str]], name: str) -> None:
+    for outcome in outcomes:
+        assert outcome[name] == "passed", outcome[name]

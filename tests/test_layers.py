@@ -1,0 +1,105 @@
+"""Who may import whom, read from the source: the rooms of docs/design.md, proved."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "tutti"
+
+# room -> the rooms it may know, beside itself (members of an axis know only their own base)
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "presets": set(),
+    "layout": set(),
+    "spec": {"errors", "presets"},
+    "comm": {"errors"},
+    "aggregators": {"spec"},
+    "collectives": {"spec", "comm"},
+    "exchanges": {"spec", "errors", "layout", "comm", "collectives", "aggregators"},
+    "replica": {"errors", "layout"},
+    "algorithms": {"spec", "exchanges", "replica", "comm"},
+    "engine": {"spec", "errors", "algorithms", "comm", "replica"},
+    "sampling": {"errors"},
+    "models": {"spec", "errors"},
+    "tasks": {"spec", "errors"},
+    "launch": {"errors", "comm"},
+    "train": {"spec", "errors", "comm", "engine", "models", "tasks", "sampling"},
+    "lab": {"*"},
+    "cli": {"*"},
+    "__init__": {"*"},
+    "__main__": {"cli"},
+}
+# what lies above may be imported by nobody below
+TOP = {"lab", "cli"}
+THIRD_PARTY_BELOW_LAB = {"torch", "numpy", "tutti"}
+OPTIONAL = {("tasks", "sklearn")}  # inside load() only, with a sentence when it is missing
+AXES = ("aggregators", "collectives", "exchanges", "algorithms", "models", "tasks")
+BASES_ONLY = {"algorithms": {"exchanges": "base", "comm": "base"}}  # what is handed in is known by its base
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full"
+            found.append(node.module or "")
+    return found
+
+
+def test_every_room_is_listed() -> None:
+    assert {room_of(path) for path in FILES} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_follow_the_rooms(path: Path) -> None:
+    room = room_of(path)
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "tutti" or len(parts) == 1:
+            continue
+        target = parts[1]
+        if target == room or "*" in ALLOWED[room]:
+            continue
+        assert target in ALLOWED[room], f"{path} must not import {name}"
+        base = BASES_ONLY.get(room, {}).get(target)
+        assert base is None or parts[2:] == [base], f"{path} may know only the base of {target}"
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_members_do_not_import_each_other(axis: str) -> None:
+    for path in (SOURCE / axis).glob("*.py"):
+        others = [n for n in imports(path) if n.startswith(f"tutti.{axis}.") and n != f"tutti.{axis}.base"]
+        assert not others, f"{path} imports {others}"
+
+
+def test_below_the_lab_only_torch_and_numpy() -> None:
+    for path in FILES:
+        if room_of(path) in TOP:
+            continue
+        for name in imports(path):
+            top = name.partition(".")[0]
+            known = top in sys.stdlib_module_names or top in THIRD_PARTY_BELOW_LAB
+            assert known or (room_of(path), top) in OPTIONAL, f"{path} imports {name}"
+
+
+def test_only_the_clock_knows_the_time() -> None:
+    for path in FILES:
+        if "time" in imports(path):
+            assert path == SOURCE / "comm" / "base.py", f"{path} imports time: use comm.clock"
+
+
+def test_there_is_no_utils() -> None:
+    assert not [path for path in FILES if "util" in path.stem]

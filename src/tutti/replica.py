@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -119,16 +120,18 @@ class Replica:
     def _on_gradient(self, parameter: Tensor) -> None:
         if self._paused:
             return
-        assert isinstance(parameter, nn.Parameter)
         if not self._running:
             self._begin()
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
-        bucket, position = self._places[parameter]
+        bucket, position = self._places[cast(nn.Parameter, parameter)]  # or a plain leaf of the optimizer's
         name = bucket.layout.slices[position].name
         if parameter.grad is not None and parameter.grad.is_sparse:
             raise UserError(f"'{name}' has a sparse gradient, which no route here can add up; use sparse=False")
         if position not in bucket.missing:
-            raise UserError(f"'{name}' got two gradients in one backward; use checkpoint(..., use_reentrant=False)")
+            raise UserError(
+                f"'{name}' got two gradients in one backward (use checkpoint(..., use_reentrant=False)), "
+                "or the backward before this one failed (then set the run up again)"
+            )
         bucket.take(position)
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._hand_on()
@@ -203,4 +206,5 @@ def _cut(parameters: list[nn.Parameter], groups: dict[nn.Parameter, int], nbytes
             done.append(filling.pop(key))
             bucket = filling.setdefault(key, [])
         bucket.append(parameter)
-    return done + list(filling.values())
+    place = {parameter: i for i, parameter in enumerate(parameters)}
+    return sorted([*done, *filling.values()], key=lambda bucket: place[bucket[-1]])

@@ -11,8 +11,11 @@ Long chunks go in segments, so that what has come is added while it is still in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
+import torch
 from torch import Tensor
 
 from tutti.collectives.base import Collective, Combine, Cost, add_up
@@ -22,7 +25,7 @@ from tutti.spec import Bytes
 
 @dataclass
 class Ring(Collective):
-    segment: Bytes = 512 * 2**10
+    segment: Bytes = 2 * 2**20
 
     def __post_init__(self) -> None:
         if self.segment < 8:
@@ -32,28 +35,38 @@ class Ring(Collective):
         size, rank = comm.size, comm.rank
         if size == 1 or buffer.numel() == 0:
             return
-        chunks = buffer.tensor_split(size)
-        scratch = buffer.new_empty(min(len(chunks[0]), self._elements(buffer)))
+        elements = max(1, self.segment // buffer.element_size())
+        chunks = [_segments(chunk, elements) for chunk in buffer.tensor_split(size)]
+        scratch = torch.empty_like(chunks[0][0])
         for k in range(size - 1):
-            self._pass_on(comm, chunks[(rank - k) % size], chunks[(rank - k - 1) % size], scratch, tag)
+            _pass_on(comm, chunks[(rank - k) % size], chunks[(rank - k - 1) % size], scratch, tag)
         for k in range(size - 1):
-            self._pass_on(comm, chunks[(rank - k + 1) % size], chunks[(rank - k) % size], None, tag)
-
-    def _pass_on(self, comm: Comm, outgoing: Tensor, incoming: Tensor, scratch: Tensor | None, tag: str) -> None:
-        """Send one chunk to the right and take one from the left: added to what is there, or in its place."""
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        step = self._elements(outgoing)
-        for begin in range(0, max(len(outgoing), len(incoming)), step):
-            sends = [(right, outgoing[begin : begin + step])] if begin < len(outgoing) else []
-            target = incoming[begin : begin + step]
-            landing = target if scratch is None else scratch[: len(target)]
-            comm.exchange(sends, [(left, landing)] if len(target) else [], tag)
-            if scratch is not None:
-                target.add_(landing)
-
-    def _elements(self, buffer: Tensor) -> int:
-        return max(1, self.segment // buffer.element_size())
+            _pass_on(comm, chunks[(rank - k + 1) % size], chunks[(rank - k) % size], None, tag)
 
     def cost(self, size: int, nbytes: int) -> Cost:
         each = 2 * (size - 1) / size * nbytes
         return Cost(rounds=2 * (size - 1), busiest=each, total=size * each)
+
+
+def _segments(chunk: Tensor, elements: int) -> Sequence[Tensor]:
+    count = chunk.numel()
+    if count <= elements:
+        return (chunk,) if count else ()
+    return chunk.split(elements)
+
+
+def _pass_on(
+    comm: Comm, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], scratch: Tensor | None, tag: str
+) -> None:
+    """Send one chunk to the right and take one from the left: added to what is there, or in its place."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for out, target in zip_longest(outgoing, incoming):
+        sends = [(right, out)] if out is not None else []
+        if target is None:
+            comm.exchange(sends, [], tag)
+        elif scratch is None:
+            comm.exchange(sends, [(left, target)], tag)
+        else:
+            landing = scratch[: target.numel()]
+            comm.exchange(sends, [(left, landing)], tag)
+            target.add_(landing)

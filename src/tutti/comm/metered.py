@@ -75,7 +75,7 @@ class Meter:
 
 def metered(comm: Comm, meter: Meter | None = None) -> Metered:
     """Wrap a comm; the operations of a backend that has its own are counted by formula."""
-    cls = MeteredBackend if comm.native is comm and comm.wire == "torch" else Metered
+    cls = MeteredBackend if comm.wire == "torch" else Metered
     return cls(comm, meter or Meter())
 
 

@@ -1,0 +1,86 @@
+"""The figures of records side by side, and how two of them compare; nan stands for a figure that there is not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from tutti.lab.labels import make_labels
+from tutti.lab.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """What tables and pictures show of one record; times in seconds, of a median step."""
+
+    label: str  # distinct among the records it stands with
+    workers: int
+    work: tuple[object, ...]  # only steps that do the same work compare
+    accuracy: float = math.nan
+    loss: float = math.nan
+    step: float = math.nan
+    quartiles: tuple[float, float] = (math.nan, math.nan)  # of the steps' seconds
+    compute: float = math.nan
+    hidden: float = math.nan
+    exposed: float = math.nan
+    rate: float = math.nan  # samples per second: mean and standard deviation over the steps
+    deviation: float = math.nan
+    samples: float = math.nan  # of a step, all workers together
+    nbytes: float = math.nan  # sent per step by one worker
+    source: str = ""  # where that figure comes from
+
+    @property
+    def diverged(self) -> bool:
+        return math.isfinite(self.accuracy) and not math.isfinite(self.loss)
+
+    def equals(self, other: Figures) -> bool:
+        """Within the noise: the median step of either lies between the quartiles of the other's."""
+        return self._covers(other.step) or other._covers(self.step)
+
+    def speed(self, base: Figures) -> float:
+        """How many times as many samples per second as the baseline, at the median step."""
+        return self.samples / base.samples * base.step / self.step
+
+    def _covers(self, step: float) -> bool:
+        return self.quartiles[0] <= step <= self.quartiles[1]
+
+
+def read_figures(records: list[Record], label_length: int) -> list[Figures]:
+    labels = make_labels(records, label_length)
+    return [_read(record, label) for record, label in zip(records, labels, strict=True)]
+
+
+def find_baseline(figures: list[Figures]) -> Figures:
+    """What speeds are relative to: one worker alone, or else the first."""
+    return next((each for each in figures if each.workers == 1), figures[0])
+
+
+def _read(record: Record, label: str) -> Figures:
+    work = tuple(record.plan.get(key) for key in ("task", "model", "global_batch"))
+    if not record.measurements or not record.steps:
+        return Figures(label, record.workers, work)
+    last = record.evaluations[-1] if record.evaluations else {}
+    rate, deviation = record.samples_per_second
+    return Figures(
+        label,
+        record.workers,
+        work,
+        accuracy=last.get("accuracy", math.nan),
+        loss=last.get("loss", math.nan),
+        step=record.step_seconds,
+        quartiles=_quartiles([s for m in record.measurements for s in record._counted(m["seconds"])]),
+        **record.anatomy,
+        rate=rate,
+        deviation=deviation,
+        samples=statistics.median(map(sum, zip(*(m["samples"] for m in record.measurements), strict=True))),
+        nbytes=record.bytes_per_step,
+        source=record.bytes_source,
+    )
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high

@@ -1,0 +1,81 @@
+"""What records are called in a table, a picture or a sentence, and under which conditions they were made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tutti.lab.record import Record
+
+_MANY = 3  # so many different values are listed, more are only counted
+
+
+def shorten(name: str, length: int) -> str:
+    """The beginning and the end of a long name; the end is where specs of one family differ."""
+    if len(name) <= length:
+        return name
+    tail = (length - 1) // 2
+    return f"{name[: length - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def make_labels(records: list[Record], length: int) -> list[str]:
+    """One distinct label per record: its name, with the number of workers or a number of its own where names meet."""
+    labels = [shorten(record.name, length) for record in records]
+    if _repeated(labels):
+        labels = [_on_workers(label, labels, r, length) for label, r in zip(labels, records, strict=True)]
+    if _repeated(labels):
+        labels = [f"{shorten(label, length - 3)} #{i}" for i, label in enumerate(labels, start=1)]
+    return labels
+
+
+def _on_workers(label: str, labels: list[str], record: Record, length: int) -> str:
+    if labels.count(label) == 1:
+        return label
+    workers = f" on {record.workers}"
+    return shorten(label, length - len(workers)) + workers
+
+
+def _repeated(labels: list[str]) -> bool:
+    return len(set(labels)) < len(labels)
+
+
+def describe_conditions(records: list[Record]) -> str:
+    """What the runs have in common, on one line: task, model, batch, length, workers, machine, versions, date."""
+    parts = [
+        _each("{}", [r.plan.get("task") for r in records]),
+        _each("{}", [r.plan.get("model") or _parameters(r) for r in records]),
+        _each("global batch {}", [r.plan.get("global_batch") for r in records]),
+        _count("step", [r.plan.get("steps") for r in records]),
+        _count("epoch", [r.plan.get("epochs") for r in records]),
+        _count("worker", [r.workers for r in records]),
+        _count("core", [r.machine.get("cores") for r in records]),
+        _each("{}", [r.machine.get("processor") for r in records]),
+        _each("torch {}", [r.versions.get("torch") for r in records]),
+        _each("tutti {}", [r.versions.get("tutti") for r in records]),
+        _each("{}", [r.begun[:10] for r in records]),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _parameters(record: Record) -> str:
+    """Stands for a model that the plan leaves to the task."""
+    count = record.measurements[0].get("parameters") if record.measurements else None
+    return f"{count:,} parameters" if count else ""
+
+
+def _count(noun: str, counts: list[int | None]) -> str:
+    known = sorted({count for count in counts if count is not None})
+    text = f"{known[0]} to {known[-1]}" if len(known) > _MANY else join([str(count) for count in known])
+    return f"{text} {noun}{'' if known == [1] else 's'}" if known else ""
+
+
+def _each(pattern: str, values: list[Any]) -> str:
+    """The different values there are, in the order they come; nothing where there is none."""
+    known = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+    if not known:
+        return ""
+    return pattern.format(join(known) if len(known) <= _MANY else join([*known[:_MANY], "others"]))
+
+
+def join(words: list[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,175 @@
+"""A comparison as a table, and what it shows as one sentence: both are read off the records and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from tutti.lab.figures import Figures, find_baseline, read_figures
+from tutti.lab.labels import describe_conditions, join, shorten
+from tutti.lab.record import Record
+from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
+
+_WIDE = 96  # columns that the whole table needs
+_MARKS = {"": "", "metered": "", "formula": "~", "interface": "^"}  # in front of a size, by its source
+_NOTES = {
+    "metered": "bytes sent are those of one worker, metered on our wire",
+    "formula": "~ by formula, as a backend's own operations do not pass our wire",
+    "interface": "^ counted by the network interface",
+}
+_LEARNT_LITTLE = 0.5  # a best accuracy below this is no success to report
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    header: str
+    cell: Callable[[Figures], str]
+    in_short: bool = True  # stays where there is little room
+
+
+def make_table(records: list[Record], width: int = 100) -> Table:
+    """One row per record, in the order given; under 96 columns the figures that can be missed are left out."""
+    figures = read_figures(records, label_length=1000)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="bold")
+    table.add_column("run", overflow="fold")
+    columns = [c for c in _columns(figures) if c.in_short or width >= _WIDE] if figures else []
+    for column in columns:
+        table.add_column(column.header, justify="right", no_wrap=True)
+    for record, each in zip(records, figures, strict=True):
+        table.add_row(Text(record.name), *(column.cell(each) for column in columns))
+    table.caption = _caption(records, figures)
+    table.caption_justify = "left"
+    return table
+
+
+def _columns(figures: list[Figures]) -> list[_Column]:
+    time, unit = _time_cell(figures)
+    base = find_baseline(figures)
+    return [
+        _Column("workers\n", lambda f: str(f.workers)),
+        _Column("accuracy\n%", lambda f: _fixed(100 * f.accuracy, 1)),
+        _Column("loss\n", lambda f: _fixed(f.loss, 4) if f.loss < 10 else format_number(f.loss), in_short=False),
+        _Column(f"step\n{unit}", lambda f: time(f.step)),
+        _Column(f"speed\n× {shorten(base.label, 8)}", lambda f: _fixed(f.speed(base), 2)),
+        _Column("samples/s\nmean ± std", _rate_cell(figures), in_short=False),
+        _Column("sent\nper step", lambda f: _MARKS.get(f.source, "?") + format_bytes(f.nbytes)),
+        _Column(f"compute\n{unit}", lambda f: time(f.compute), in_short=False),
+        _Column(f"hidden\n{unit}", lambda f: time(f.hidden), in_short=False),
+        _Column(f"exposed\n{unit}", lambda f: time(f.exposed)),
+    ]
+
+
+def _time_cell(figures: list[Figures]) -> tuple[Callable[[float], str], str]:
+    """How the times of this table are written, all with the same unit and number of decimals."""
+    scale, unit = common_unit([each.step for each in figures])
+    largest = max((each.step / scale for each in figures if math.isfinite(each.step)), default=0.0)
+    decimals = 2 if largest < 10 else 1 if largest < 1000 else 0
+    return lambda seconds: _fixed(seconds / scale, decimals), unit
+
+
+def _rate_cell(figures: list[Figures]) -> Callable[[Figures], str]:
+    """With the signs below each other."""
+    width = max(len(format_number(each.deviation)) for each in figures)
+    return lambda f: f"{format_number(f.rate)} ± {format_number(f.deviation):>{width}}"
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return f"{value:.{decimals}f}" if math.isfinite(value) else NOTHING
+
+
+def _caption(records: list[Record], figures: list[Figures]) -> Text:
+    if not records:
+        return Text("no records")
+    notes = [note for source, note in _NOTES.items() if any(each.source == source for each in figures)]
+    return Text(f"{describe_conditions(records)}\n{'; '.join(notes)}".strip())
+
+
+# --- the sentence ----------------------------------------------------------------------------------------------------
+
+
+def finding(records: list[Record]) -> str:
+    """What the records show, in one sentence that is true of them; what lies within the noise is called equal."""
+    figures = [each for each in read_figures(records, label_length=60) if math.isfinite(each.step)]
+    if not figures:
+        return "No run was measured."
+    if len({each.work for each in figures}) > 1:
+        return f"The runs differ in task, model or batch, so their steps do not compare; {_accuracies(figures)}."
+    return f"{_Race(figures).sentence()}; {_accuracies(figures)}."
+
+
+class _Race:
+    """Who is fastest among the distributed runs (among all, where none is), and by how much."""
+
+    def __init__(self, figures: list[Figures]) -> None:
+        self._runners = sorted([f for f in figures if f.workers > 1] or figures, key=lambda f: f.step)
+        self._first, self._last = self._runners[0], self._runners[-1]
+        self._winners = [each for each in self._runners if each.equals(self._first)]
+        self._base = next((f for f in figures if f.workers == 1 and f not in self._runners), None)
+        self._kind = "distributed runs" if self._first.workers > 1 else "runs"
+
+    def sentence(self) -> str:
+        if len(self._runners) == 1:
+            waits = f", {_what_for(self._first)}" if self._first.workers > 1 else ""
+            return f"{self._first.label} takes {self._span(self._runners)} per step{waits}{self._against_base()}"
+        if len(self._winners) == len(self._runners):
+            all_of = "Both" if len(self._runners) == 2 else f"All {len(self._runners)}"
+            span = self._span(self._runners)
+            return f"{all_of} {self._kind} take equally long per step within noise, {span}{self._against_base()}"
+        return f"Of {len(self._runners)} {self._kind}, {self._fastest()}, {self._slowest()}"
+
+    def _fastest(self) -> str:
+        names, span = join([each.label for each in self._winners]), self._span(self._winners)
+        if len(self._winners) == 1:
+            return f"{names} has the fastest step ({span}{self._against_base()})"
+        return f"{names} have the fastest steps ({span}, equal within noise{self._against_base()})"
+
+    def _slowest(self) -> str:
+        last = next(each for each in reversed(self._runners) if each not in self._winners)
+        waits = f", {_what_for(last)}" if last.workers > 1 else ""
+        return f"{_times(last.step / self._first.step)} as fast as {last.label} ({format_seconds(last.step)}{waits})"
+
+    def _against_base(self) -> str:
+        if self._base is None:
+            return ""
+        if self._first.equals(self._base):
+            return f", as fast as {self._base.label} within noise"
+        return f", {_times(self._first.speed(self._base))} the speed of {self._base.label}"
+
+    @staticmethod
+    def _span(figures: list[Figures]) -> str:
+        return " to ".join(dict.fromkeys(format_seconds(each.step) for each in (figures[0], figures[-1])))
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2g} times" if factor < 10 else f"{factor:.0f} times"
+
+
+def _what_for(each: Figures) -> str:
+    """What most of a step goes to."""
+    if each.exposed >= each.step / 2:
+        return f"{format_percent(each.exposed / each.step, 0)} of it waiting for communication"
+    return f"{format_percent(each.compute / each.step, 0)} of it computing"
+
+
+def _accuracies(figures: list[Figures]) -> str:
+    """The clause on accuracy: from where to where the runs reach, and which of them diverged."""
+    diverged = [each.label for each in figures if each.diverged]
+    reached = sorted((f for f in figures if math.isfinite(f.accuracy) and not f.diverged), key=lambda f: f.accuracy)
+    if not reached:
+        everywhere = " in every run" if len(diverged) == len(figures) > 1 else ""
+        return f"the loss diverged{everywhere}" if diverged else "no accuracy is known"
+    low, high = reached[0], reached[-1]
+    texts = list(dict.fromkeys(format_percent(each.accuracy) for each in (low, high)))
+    clause = f"accuracy {' to '.join(texts)}"
+    if high.accuracy < _LEARNT_LITTLE:
+        clause = f"no accuracy above {texts[-1]}"
+    elif high.accuracy - low.accuracy > 0.01:
+        clause = f"accuracy from {texts[0]} ({low.label}) to {texts[1]} ({high.label})"
+    return clause + (f", while the loss of {join(diverged)} diverged" if diverged else "")

@@ -293,19 +293,18 @@ class _Processes:
             except (ProcessLookupError, ValueError):
                 continue
 
-    def _what_happened(self, ends: dict[int, Any]) -> UserError | RunFailed:
-        """The first cause: a worker's own error, then a worker that was killed, then a peer that went silent."""
+    def _what_happened(self, ends: dict[int, Any]) -> BaseException:
+        """The first cause: a worker's own error, then one that ended without a word, then a peer that went silent."""
         failures = self._failures()
-        if failures and (not failures[0].of_peer or self._gave_up):
+        silent = {rank: end.exitcode for rank, end in ends.items() if rank not in {f.rank for f in failures}}
+        if failures and (not failures[0].of_peer or self._gave_up or not silent):
             return _failure(failures[0])
-        for rank, end in ends.items():
-            if end.exitcode < 0:
-                name = signal.Signals(-end.exitcode).name
-                return RunFailed(f"worker {rank} was killed by signal {-end.exitcode} ({name})")
-        if failures:
-            return _failure(failures[0])
-        rank, end = next(iter(ends.items()))
-        return RunFailed(f"worker {rank} ended with exit code {end.exitcode} and without a word")
+        rank, code = next(iter(silent.items()))
+        if code == -signal.SIGINT:
+            return KeyboardInterrupt()
+        if code < 0:
+            return RunFailed(f"worker {rank} was killed by signal {-code} ({signal.Signals(-code).name})")
+        return RunFailed(f"worker {rank} ended with exit code {code} and without a word")
 
 
 def _quiet_elastic() -> None:
@@ -334,7 +333,7 @@ class _Job:
 
 
 def _work(job: _Job) -> Any:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the parent says the word
     rank = int(os.environ["RANK"])
     _die_with(job.parent)
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))

@@ -101,7 +101,8 @@ class TcpComm(Comm):
             self._progress(left)
 
     def fork(self, name: str) -> TcpComm:
-        fork = TcpComm(self.rank, self.size, self._store, self._access, self.clock, f"{self._mesh}/{name}")
+        mesh = f"{self._mesh}/{name}-{len(self._forks)}"  # a name may come again, and its first mesh is still published
+        fork = TcpComm(self.rank, self.size, self._store, self._access, self.clock, mesh)
         self._forks.append(fork)
         return fork
 

@@ -68,6 +68,7 @@ class ThreadsComm(Comm):
         self.rank, self.size, self.clock, self.timeout = rank, world.size, world.clock, world.timeout
         self.world, self._name = world, name
         self._boxes = world.boxes(name)
+        self._forks = 0
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         self._grouped_only()
@@ -97,7 +98,8 @@ class ThreadsComm(Comm):
         return found[0]
 
     def fork(self, name: str) -> ThreadsComm:
-        return ThreadsComm(self.world, self.rank, f"{self._name}/{name}")
+        self._forks += 1
+        return ThreadsComm(self.world, self.rank, f"{self._name}/{name}-{self._forks}")
 
     def close(self) -> None:
         pass
@@ -109,7 +111,7 @@ class ThreadsComm(Comm):
             raise UserError("this wire takes only grouped messages (as NCCL does): use exchange(sends, recvs)")
 
     def _post(self, peer: int, tensor: Tensor, tag: str) -> _Sent:
-        letter = _Letter(tag, tensor)
+        letter = _Letter(tag, tensor.detach())
         box = self._boxes[peer]
         with box.wake:
             if box.late[self.rank, tag]:
@@ -138,7 +140,7 @@ class ThreadsComm(Comm):
                 f"worker {peer} sent {letter.tensor.numel()} elements of {letter.tensor.dtype} where worker "
                 f"{self.rank} expected {tensor.numel()} of {tensor.dtype} ({tag})"
             )
-        tensor.copy_(letter.tensor.view_as(tensor))
+        tensor.detach().copy_(letter.tensor.view_as(tensor))
         sender = self._boxes[peer]
         with sender.wake:
             letter.taken = True

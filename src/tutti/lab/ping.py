@@ -19,7 +19,6 @@ from tutti.launch import LaunchOptions, Report, launch
 
 SMALL, LARGE = 4 * 2**10, 4 * 2**20  # bytes
 _WARM_UP, _SMALL_TIMES, _LARGE_TIMES = 3, 60, 12
-_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,13 @@ class Ping:
     right: bool  # the sums were
 
 
-def ping(clock_timeout: float = _TIMEOUT) -> list[Ping]:
+def ping(timeout: float = 10.0) -> list[Ping]:
     """Start two workers and time both wires; `RunFailed` or `UserError` where they cannot meet."""
-    options = LaunchOptions(workers=2, wire=WireOptions(timeout=clock_timeout))
+    options = LaunchOptions(workers=2, wire=WireOptions(timeout=timeout))
     return [Ping(**row) for row in launch(exchange_on_both, (), options, _hear_nothing)]
 
 
-def exchange_on_both(comm: Comm, report: Report, *args: Any) -> list[dict[str, Any]]:
+def exchange_on_both(comm: Comm, report: Report) -> list[dict[str, Any]]:  # noqa: ARG001 (every worker gets one)
     """What each of the two workers does."""
     return [asdict(_measure(wire)) for wire in (comm, comm.native)]
 

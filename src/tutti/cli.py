@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tutti.launch import LaunchOptions
     from tutti.train import Plan
 
+_PIPED_WIDTH = 110  # columns where nobody says how wide the place is
 RACE = ("single", "gather-scatter", "all-gather", "all-reduce", "ring", "ddp", "torch-ddp")
 
 _EXAMPLES = """examples:
@@ -188,6 +189,8 @@ def _run(args: argparse.Namespace) -> int:
     with _launch_options(args) as options:
         check_all(entries, plan, options)
         out = args.out or _new_folder()
+        if speaks:
+            _check_writable(out, args.json)
         with Screen(quiet=args.quiet or not speaks) as screen:
             records = run_entries(entries, plan, options, out, screen, args.resume)
     if records and speaks:
@@ -211,12 +214,16 @@ def _names(specs: list[str]) -> list[str]:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
+    from tutti.models.base import Model
+    from tutti.spec import parse
+    from tutti.tasks.base import Task
     from tutti.train import Plan
 
+    task = parse(args.task, Task)
     batch = args.batch * _workers(args) if args.batch else args.global_batch or 64
     return Plan(
-        task=args.task,
-        model=args.model,
+        task=str(task),
+        model=str(parse(args.model or task.default_model, Model)),
         global_batch=batch,
         epochs=None if args.steps else args.epochs or 12,
         steps=args.steps,
@@ -268,6 +275,18 @@ def _wire_options(args: argparse.Namespace, folder: Path) -> WireOptions:
     return WireOptions(args.wire, args.interface, tls, deadline)
 
 
+def _check_writable(out: Path, json_to: str | None) -> None:
+    """Where the results will go must be there before an hour of work, not after."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ".tutti").touch()
+        (out / ".tutti").unlink()
+    except OSError as error:
+        raise UserError(f"cannot write records to {out}: {error.strerror}; choose another --out") from None
+    if json_to not in (None, "-") and not Path(str(json_to)).parent.is_dir():
+        raise UserError(f"there is no folder {Path(str(json_to)).parent} for --json {json_to}")
+
+
 def _new_folder() -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
 
@@ -279,7 +298,8 @@ def _show(records: list[Record], out: Path, json_to: str | None) -> None:
     from tutti.lab.picture import draw
     from tutti.lab.table import finding, make_table
 
-    console = Console(stderr=json_to == "-")
+    stream = sys.stderr if json_to == "-" else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH)
     console.print(make_table(records))
     console.print(finding(records))
     picture = out / "compare.png"

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -38,14 +39,17 @@ def distribute(
     """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one)."""
     if isinstance(algorithm, str):
         algorithm = parse(algorithm, Algorithm)
-    device = next(model.parameters()).device
-    return Run(
-        model,
-        optimizer,
-        algorithm,
-        comm if comm is not None else connect(WireOptions(wire, interface, None, timeout), device),
-        owns_comm=comm is None,
-    )
+    first = next(model.parameters(), None)
+    if first is None:
+        raise UserError("the model has no parameters: there is nothing to train")
+    if comm is not None:
+        return Run(model, optimizer, replace(algorithm), comm, owns_comm=False)
+    comm = connect(WireOptions(wire, interface, None, timeout), first.device)
+    try:
+        return Run(model, optimizer, replace(algorithm), comm, owns_comm=True)
+    except BaseException:
+        comm.close()
+        raise
 
 
 class Run:
@@ -59,22 +63,27 @@ class Run:
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
         self._device = next(model.parameters()).device
-        self._make_equal(model)
+        self._make_equal(_tensors(model, optimizer))
         self.lane = Lane(self.comm.fork("lane"), self._device)
+        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
         self.replica = Replica(model, optimizer)
         self.replica.on_end = self._end_of_backward
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
+        self._waited = 0.0  # those of them that were for the lane
         self._stepping = False
-        self._first_batch = b""
+        self._first_batch, self._compared = b"", False
         self._closed = False
-        self._owns_comm = owns_comm
-        algorithm.setup(self.replica, self.lane)
+        try:
+            algorithm.setup(self.replica, self.lane)
+        except BaseException:
+            self.replica.close()
+            self._finalizer()
+            raise
         self.model = algorithm.model(self.replica)
         self._hooks = [
             optimizer.register_step_pre_hook(self._refuse_foreign_step),
             model.register_forward_pre_hook(self._remember_first_batch, with_kwargs=True),
         ]
-        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
 
     @property
     def rank(self) -> int:
@@ -91,7 +100,7 @@ class Run:
 
     @samples.setter
     def samples(self, count: float) -> None:
-        if count <= 0:
+        if not 0 < count < math.inf:
             raise UserError(f"run.samples must be positive, not {count}")
         self.replica.samples = float(count)
 
@@ -101,7 +110,7 @@ class Run:
         """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual."""
         if self.replica.buckets and not self.replica.exchanged:
             self.replica.finish()  # this worker had no backward: take part with nothing
-        if self.replica.steps == 0:
+        if not self._compared:
             self._compare_first_batches()
         self.replica.scaler = scaler
         self._stepping = True
@@ -137,8 +146,8 @@ class Run:
     def take_times(self) -> tuple[float, float]:
         """(hidden, exposed) seconds of communication since the last call."""
         exposed, self.exposed = self.exposed, 0.0
-        busy = self.lane.take_busy()
-        return max(0.0, busy - exposed), exposed
+        waited, self._waited = self._waited, 0.0
+        return max(0.0, self.lane.take_busy() - waited), exposed
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -188,15 +197,11 @@ class Run:
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
     def _end_of_backward(self) -> None:
-        with self._waiting():
-            self.algorithm.finish()
-            if self.size > 1 and self.algorithm.buffers != "local":
-                self._agree_on_buffers()
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
         begun = self.clock.now()
-        yield
+        self.algorithm.finish()
+        self._waited += self.clock.now() - begun
+        if self.size > 1 and self.algorithm.buffers != "local":
+            self._agree_on_buffers()
         self.exposed += self.clock.now() - begun
 
     def _agree_on_buffers(self) -> None:
@@ -207,10 +212,9 @@ class Run:
                 _in_place(buffer, lambda b: self.comm.all_reduce(b, tag="buffers/average"))
                 buffer /= self.size
 
-    def _make_equal(self, model: nn.Module) -> None:
+    def _make_equal(self, tensors: list[tuple[str, Tensor]]) -> None:
         """Worker 0's parameters and buffers, everywhere; a model of another shape is refused before anything hangs."""
-        tensors = list(model.state_dict(keep_vars=True).items())
-        shape = ";".join(f"{name}{tuple(t.shape)}{t.dtype}" for name, t in tensors)
+        shape = ";".join(f"{name}{tuple(t.shape)}{t.dtype}{t.requires_grad}" for name, t in tensors)
         digests = self.comm.gather_bytes(b"%d %d" % (zlib.crc32(shape.encode()), len(tensors)))
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
@@ -220,18 +224,20 @@ class Run:
 
     def _remember_first_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._first_batch and module.training:
-            tensors = [a.detach().cpu().contiguous() for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-            checks = [zlib.crc32(t.view(-1).view(torch.uint8).numpy().data) for t in tensors]
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.layout == torch.strided]
+            flat = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
+            checks = [zlib.crc32(t.view(torch.uint8).numpy().data) for t in flat]
             self._first_batch = ",".join(map(str, checks)).encode()
 
     def _compare_first_batches(self) -> None:
-        self._hooks.pop().remove()  # the one that remembers
+        self._compared = True
+        self._hooks[-1].remove()  # the one that remembers
         digests = set(self.comm.gather_bytes(self._first_batch, tag="control/first-batch"))
         if self.size > 1 and len(digests) == 1 and digests != {b""} and self.rank == 0:
             warnings.warn(
                 f"all {self.size} workers saw the same first batch: give each its own share of the data "
                 "(a DistributedSampler, or tutti.EpochSampler)",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def _refuse_foreign_step(self, *_: Any) -> None:
@@ -249,6 +255,13 @@ def check(algorithm: Algorithm, wire: str, workers: int) -> None:
         raise UserError(f"'{algorithm}' runs on one worker and there are {workers}; use ddp, or start one")
     if algorithm.needs_process_group and wire == "threads":
         raise UserError(f"'{algorithm}' needs torch's process group, which threads do not have; use --engine processes")
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
+    """All that has to be equal on every worker: the model's, and what only the optimizer knows."""
+    named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    known = {id(tensor) for _, tensor in named}
+    return named + [("", p) for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
 
 
 def _in_place(tensor: Tensor, operate: Any) -> None:

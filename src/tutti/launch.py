@@ -374,7 +374,8 @@ def _die_with(parent: int) -> None:
                 select.select([os.pidfd_open(parent)], [], [])
             else:
                 clock = Clock()
-                while not os.kill(parent, 0):
+                while True:
+                    os.kill(parent, 0)
                     clock.sleep(0.5)
         except ProcessLookupError:
             pass

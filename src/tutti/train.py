@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from tutti.spec import parse
 from tutti.tasks.base import Data, Split, Task
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+_building = threading.Lock()  # workers that are threads share torch's random state
 _REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
 
 
@@ -41,8 +43,9 @@ class Plan:
         """The task, its data and a fresh model: the same on every worker."""
         task = parse(self.task, Task)
         data = task.load()
-        torch.manual_seed(self.seed)
-        model = parse(self.model or task.default_model, Model).build(data.shape, data.classes)
+        with _building:
+            torch.manual_seed(self.seed)
+            model = parse(self.model or task.default_model, Model).build(data.shape, data.classes)
         return task, data, model
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

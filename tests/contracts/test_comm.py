@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.comm_checks import DEADLINES, FORKS, MESSAGES, OPERATIONS, Check, everything_at_every_size
-from workers import SIZES, on_tcp, on_threads, on_torch
+from contracts.comm_checks import DEADLINES, MESSAGES, OPERATIONS, Check, checks_of_torch, everything_at_every_size
+from workers import SIZES, make_tls, on_tcp, on_threads, on_torch
 
 from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.comm.handshake import Tls
 from tutti.comm.metered import metered
 from tutti.errors import UserError
 
@@ -21,6 +22,11 @@ METERED = pytest.mark.parametrize("wrap", [lambda comm: comm, metered], ids=["pl
 
 def by_name(checks: list[Check]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(params=["threads", "strict", "tcp", "tls"])
@@ -42,11 +48,15 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
     return on_tcp if request.param == "tcp" else on_threads
 
 
-@METERED
 @pytest.mark.parametrize("size", SIZES)
 @by_name(OPERATIONS)
-def test_operations(any_wire: Runner, wrap: Callable[[Comm], Comm], size: int, check: Check) -> None:
-    any_wire(size, lambda comm: check(wrap(comm)))
+def test_operations(any_wire: Runner, size: int, check: Check) -> None:
+    any_wire(size, check)
+
+
+@by_name(OPERATIONS)
+def test_operations_metered(any_wire: Runner, check: Check) -> None:
+    any_wire(3, lambda comm: check(metered(comm)))
 
 
 @METERED
@@ -136,21 +146,15 @@ def torch_outcomes() -> list[dict[str, str]]:
     return on_torch(max(SIZES), everything_at_every_size)
 
 
-@pytest.mark.parametrize("how", ["plain", "metered"])
-@pytest.mark.parametrize("size", SIZES)
-@by_name(OPERATIONS)
-def test_operations_of_torch(torch_outcomes: list[dict[str, str]], how: str, size: int, check: Check) -> None:
-    if check in FORKS and size < max(SIZES):
-        pytest.skip("a fork is a group of the whole world, and this is a part of it")
-    _assert_passed(torch_outcomes[:size], f"{check.__name__} {how} {size}")
+@pytest.mark.parametrize(
+    ("check", "size"), [(check.__name__, size) for size in SIZES for check in checks_of_torch(size)]
+)
+def test_torch(torch_outcomes: list[dict[str, str]], check: str, size: int) -> None:
+    for outcome in torch_outcomes[:size]:
+        assert outcome[f"{check} {size}"] == "passed", outcome[f"{check} {size}"]
 
 
-@pytest.mark.parametrize("how", ["plain", "metered"])
-@by_name(MESSAGES)
-def test_messages_of_torch(torch_outcomes: list[dict[str, str]], how: str, check: Check) -> None:
-    _assert_passed(torch_outcomes, f"{check.__name__} {how} {max(SIZES)}")
-
-
-def _assert_passed(outcomes: list[dict[str, str]], name: str) -> None:
-    for outcome in outcomes:
-        assert outcome[name] == "passed", outcome[name]
+@by_name(checks_of_torch(3))
+def test_torch_metered(torch_outcomes: list[dict[str, str]], check: Check) -> None:
+    for outcome in torch_outcomes[:3]:
+        assert outcome[f"{check.__name__} metered"] == "passed", outcome[f"{check.__name__} metered"]

@@ -52,7 +52,7 @@ def _segments(chunk: Tensor, elements: int) -> Sequence[Tensor]:
     count = chunk.numel()
     if count <= elements:
         return (chunk,) if count else ()
-    return chunk.split(elements)
+    return list(chunk.split(elements))
 
 
 def _pass_on(

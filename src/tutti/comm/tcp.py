@@ -10,14 +10,17 @@ CUDA tensors are staged through host memory.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import select
 import socket
 import ssl
 import struct
+import termios
 import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -93,12 +96,16 @@ class TcpComm(Comm):
             for link in links:
                 aside = link.aside.get(code)
                 if aside:
-                    _Receive(self, link, tensor, code, tag).deliver(aside.popleft())
+                    receive = _Receive(self, link, tensor, code, tag)
+                    receive.deliver(aside.popleft())
+                    receive.wait()
                     return link.peer
+            if all(link.closed for link in links):
+                raise PeerLost(f"workers {list(sources)} have all left while worker {self.rank} waited for one of them")
             left = max(begun, *(link.heard for link in links)) + self.timeout - self.clock.now()
-            if left <= 0:
+            if left <= 0 and not self._stirs(links):
                 raise PeerLost(f"none of {list(sources)} answered worker {self.rank} within {self.timeout:g} s")
-            self._progress(left)
+            self._progress(max(left, 0))
 
     def fork(self, name: str) -> TcpComm:
         mesh = f"{self._mesh}/{name}-{len(self._forks)}"  # a name may come again, and its first mesh is still published
@@ -120,9 +127,16 @@ class TcpComm(Comm):
         if self._native is not None:
             self._native.close()
             self._native = None
-        limit = self.clock.now() + _CLOSING_SECONDS
-        for link in self._links.values():
-            self._say_goodbye(link, limit)
+        links, limit = self._links.values(), self.clock.now() + _CLOSING_SECONDS
+        for link in links:
+            if not link.closed:
+                link.outbox.append(_Send(self, link, torch.empty(0), _BYE))
+                self._write(link)
+        while any(link.unsent() for link in links) and self.clock.now() < limit:
+            with suppress(PeerLost):
+                self._progress(0.001)
+        for link in links:
+            link.connection.close()
         self._links, self._by_fd = {}, {}
 
     # --- the poll loop -----------------------------------------------------------------------------------------------
@@ -138,12 +152,20 @@ class TcpComm(Comm):
                 raise self._left(link)
             since = begun if deadline is not None else max(begun, link.heard)
             left = since + (self.timeout if deadline is None else deadline) - self.clock.now()
-            if left <= 0:
-                if deadline is not None:
-                    return False
+            if left <= 0 and deadline is not None:
+                return False
+            if left <= 0 and not self._stirs([link]):
                 raise PeerLost(f"worker {link.peer} did not answer worker {self.rank} within {self.timeout:g} s")
-            self._progress(left)
+            self._progress(max(left, 0))
         return True
+
+    def _stirs(self, links: list[_Link]) -> bool:
+        """A last look at peers that seem silent: something less than poll wakes up for may have come."""
+        begun = self.clock.now()
+        for link in links:
+            link.wake_for(1)
+        self._progress(0)
+        return any(link.heard >= begun for link in links)
 
     def _take_turns(self, pending: _Send | _Receive) -> bool:
         """Look a few times and give way to others in between, before sleeping: waking up takes longer than a turn."""
@@ -160,6 +182,7 @@ class TcpComm(Comm):
         for fd, event in events:
             link = self._by_fd[fd]
             if event & select.POLLOUT:
+                link.heard = self.clock.now()
                 self._write(link)
             if event & ~select.POLLOUT:
                 self._read(link)
@@ -175,7 +198,7 @@ class TcpComm(Comm):
         except _WOULD_BLOCK:
             pass
         except OSError as error:
-            raise self._died(link, error) from None
+            link.error = error  # reading will tell whether a goodbye came before it
         if bool(outbox) != link.writing:
             link.writing = bool(outbox)
             self._poller.modify(link.fd, select.POLLIN | (select.POLLOUT if outbox else 0))
@@ -203,7 +226,8 @@ class TcpComm(Comm):
         except EOFError:
             self._ended(link)
         except OSError as error:
-            raise self._died(link, error) from None
+            link.error = error
+            self._ended(link)
 
     def _read_header(self, link: _Link) -> bool:
         """Read a header and aim what follows; False if it is not all there.
@@ -243,28 +267,12 @@ class TcpComm(Comm):
         self._poller.unregister(link.fd)
         link.closed = True
         if not link.said_goodbye:
-            raise self._died(link, None)
-
-    def _died(self, link: _Link, error: OSError | None) -> PeerLost:
-        link.closed = True
-        reason = f" ({error.strerror or error})" if error else ""
-        return PeerLost(f"worker {link.peer} died: its connection to worker {self.rank} was cut{reason}")
+            reason = f" ({link.error.strerror or link.error})" if link.error else ""
+            raise PeerLost(f"worker {link.peer} died: its connection to worker {self.rank} was cut{reason}")
 
     def _left(self, link: _Link) -> PeerLost:
         how = "had finished and left" if link.said_goodbye else "is dead"
         return PeerLost(f"worker {link.peer} {how} while worker {self.rank} waited for it")
-
-    def _say_goodbye(self, link: _Link, limit: float) -> None:
-        try:
-            while link.outbox and not link.closed and self.clock.now() < limit:
-                self._progress(0.05)
-            if not link.closed:
-                link.connection.send(_HEADER.pack(_BYE, 0))
-                link.connection.shutdown(socket.SHUT_WR)
-        except (PeerLost, OSError):
-            pass
-        finally:
-            link.connection.close()
 
     def _code(self, tag: str) -> int:
         """The number a tag has on the wire; names that would collide are refused."""
@@ -331,6 +339,7 @@ class _Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.outbox: deque[_Send] = deque()
         self.writing = self.said_goodbye = self.closed = False
+        self.error: OSError | None = None  # what a failed call said
         self.least = 1  # bytes that make the socket readable
         self.heard = 0.0  # when the peer last gave a sign of life
         self.posted: deque[_Receive] = deque()
@@ -373,6 +382,12 @@ class _Link:
         """Bytes that poll cannot see: read too far, or decrypted and not fetched."""
         return self.pushed is not None or (isinstance(self.connection, ssl.SSLSocket) and self.connection.pending() > 0)
 
+    def unsent(self) -> bool:
+        """Whether something waits here or in the kernel, which drops it if the peer sends to a closed socket."""
+        if self.closed:
+            return False
+        return bool(self.outbox) or fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(4)) != bytes(4)
+
     def aim(self, code: int, length: int) -> None:
         """A frame begins: into the memory of its receive, aside, or away."""
         self.code, self.receive, self.stash = code, None, None
@@ -405,8 +420,11 @@ class _Link:
         if receive is self.receive:
             assert self.body is not None
             self.body, self.receive = memoryview(bytearray(len(self.body))), None
+            return
+        self.posted.remove(receive)
+        if self.stash is not None and self.code == receive.code:
+            self.stash = None
         else:
-            self.posted.remove(receive)
             self.late[receive.code] += 1
 
     def _claim(self, code: int) -> _Receive | None:

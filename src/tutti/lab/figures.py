@@ -69,7 +69,7 @@ def _read(record: Record, label: str) -> Figures:
         accuracy=last.get("accuracy", math.nan),
         loss=last.get("loss", math.nan),
         step=record.step_seconds,
-        quartiles=_quartiles([s for m in record.measurements for s in record._counted(m["seconds"])]),
+        quartiles=_quartiles([s for m in record.measurements for s in record.counted(m["seconds"])]),
         **record.anatomy,
         rate=rate,
         deviation=deviation,

@@ -66,8 +66,8 @@ class Record:
     @property
     def samples_per_second(self) -> tuple[float, float]:
         """Mean and standard deviation over the steps, all workers together."""
-        seconds = zip(*(self._counted(m["seconds"]) for m in self.measurements), strict=True)
-        samples = zip(*(self._counted(m["samples"]) for m in self.measurements), strict=True)
+        seconds = zip(*(self.counted(m["seconds"]) for m in self.measurements), strict=True)
+        samples = zip(*(self.counted(m["samples"]) for m in self.measurements), strict=True)
         rates = [sum(count) / max(time) for count, time in zip(samples, seconds, strict=True)]
         return statistics.fmean(rates), statistics.stdev(rates) if len(rates) > 1 else 0.0
 
@@ -103,11 +103,12 @@ class Record:
             "anatomy": self.anatomy,
         }
 
-    def _counted(self, values: list[float]) -> list[float]:
+    def counted(self, values: list[float]) -> list[float]:
+        """One value per step, without the first steps."""
         return values[_WARM_UP:] if len(values) > 2 * _WARM_UP else values[1:] or values
 
     def _median(self, key: str) -> float:
-        return statistics.median(v for m in self.measurements for v in self._counted(m[key]))
+        return statistics.median(v for m in self.measurements for v in self.counted(m[key]))
 
     # --- files -------------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,7 @@ from tutti.comm.base import Clock
 from tutti.engine import check
 from tutti.lab.record import Record, describe_machine, describe_versions
 from tutti.launch import LaunchOptions, Report, launch
-from tutti.models.base import Model
 from tutti.spec import parse
-from tutti.tasks.base import Task
 from tutti.train import Plan, train
 
 
@@ -55,8 +53,6 @@ class Entry:
 def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions) -> None:
     """Everything that can be known to be wrong before the first worker starts."""
     options.check()
-    task = parse(plan.task, Task)
-    parse(plan.model or task.default_model, Model)
     wire = "threads" if options.engine == "threads" else options.wire.wire
     for entry in entries:
         check(entry.algorithm, wire, entry.launch_options(options).workers)

@@ -46,7 +46,7 @@ class Screen:
     def __enter__(self) -> Self:
         if not self._quiet and self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
-                get_renderable=self._render,
+                get_renderable=self.view,
                 console=self._console,
                 refresh_per_second=_REFRESHES,
                 transient=True,
@@ -97,6 +97,11 @@ class Screen:
         if running is not None:
             self._print_end(running, f"failed: {message}", good=False)
 
+    def view(self) -> RenderableType:
+        """What is shown of the run under way."""
+        with self._lock:
+            return self._running or ""
+
     def _take(self) -> _Running | None:
         """The run that is over; its bar is gone from now on."""
         with self._lock:
@@ -116,10 +121,6 @@ class Screen:
     def _print(self, text: Text) -> None:
         if not self._quiet:
             self._console.print(text, soft_wrap=True)
-
-    def _render(self) -> RenderableType:
-        with self._lock:
-            return self._running or ""
 
 
 @dataclass(frozen=True)

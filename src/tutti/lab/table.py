@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +18,14 @@ from tutti.lab.record import Record
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
 
 _WIDE = 96  # columns that the whole table needs
+_LOOK: dict[str, Any] = {
+    "box": SIMPLE_HEAD,
+    "show_edge": False,
+    "pad_edge": False,
+    "padding": 0,
+    "header_style": "bold",
+    "caption_justify": "left",
+}
 _MARKS = {"": "", "metered": "", "formula": "~", "interface": "^"}  # in front of a size, by its source
 _NOTES = {
     "metered": "bytes sent are those of one worker, metered on our wire",
@@ -34,19 +44,35 @@ class _Column:
     in_short: bool = True  # stays where there is little room
 
 
-def make_table(records: list[Record], width: int = 100) -> Table:
+class _Fitting(Table):
+    """A table with a shorter one to show in its place where there is little room."""
+
+    short: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= _WIDE:
+            return super().__rich_console__(console, options)
+        return self.short.__rich_console__(console, options)
+
+
+def make_table(records: list[Record]) -> Table:
     """One row per record, in the order given; under 96 columns the figures that can be missed are left out."""
     figures = read_figures(records, label_length=1000)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="bold")
-    table.add_column("run", overflow="fold")
-    columns = [c for c in _columns(figures) if c.in_short or width >= _WIDE] if figures else []
+    columns = _columns(figures) if figures else []
+    table = _Fitting(**_LOOK)
+    table.short = Table(**_LOOK)
+    _fill(table, columns, records, figures)
+    _fill(table.short, [column for column in columns if column.in_short], records, figures)
+    return table
+
+
+def _fill(table: Table, columns: list[_Column], records: list[Record], figures: list[Figures]) -> None:
+    table.add_column("run", overflow="fold", min_width=8)
     for column in columns:
         table.add_column(column.header, justify="right", no_wrap=True)
     for record, each in zip(records, figures, strict=True):
         table.add_row(Text(record.name), *(column.cell(each) for column in columns))
     table.caption = _caption(records, figures)
-    table.caption_justify = "left"
-    return table
 
 
 def _columns(figures: list[Figures]) -> list[_Column]:
@@ -76,8 +102,12 @@ def _time_cell(figures: list[Figures]) -> tuple[Callable[[float], str], str]:
 
 def _rate_cell(figures: list[Figures]) -> Callable[[Figures], str]:
     """With the signs below each other."""
-    width = max(len(format_number(each.deviation)) for each in figures)
-    return lambda f: f"{format_number(f.rate)} ± {format_number(f.deviation):>{width}}"
+
+    def deviation(each: Figures) -> str:
+        return _fixed(each.deviation, 0 if each.rate >= 100 else 1)
+
+    width = max(len(deviation(each)) for each in figures)
+    return lambda f: f"{_fixed(f.rate, 0 if f.rate >= 100 else 1)} ± {deviation(f):>{width}}"
 
 
 def _fixed(value: float, decimals: int) -> str:
@@ -109,7 +139,7 @@ class _Race:
 
     def __init__(self, figures: list[Figures]) -> None:
         self._runners = sorted([f for f in figures if f.workers > 1] or figures, key=lambda f: f.step)
-        self._first, self._last = self._runners[0], self._runners[-1]
+        self._first = self._runners[0]
         self._winners = [each for each in self._runners if each.equals(self._first)]
         self._base = next((f for f in figures if f.workers == 1 and f not in self._runners), None)
         self._kind = "distributed runs" if self._first.workers > 1 else "runs"
@@ -148,7 +178,7 @@ class _Race:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:.2g} times" if factor < 10 else f"{factor:.0f} times"
+    return f"{factor:.2f} times" if factor < 2 else f"{factor:.2g} times" if factor < 10 else f"{factor:.0f} times"
 
 
 def _what_for(each: Figures) -> str:

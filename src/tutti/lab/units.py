@@ -14,7 +14,8 @@ def format_number(value: float) -> str:
         return NOTHING
     if value == 0:
         return "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    magnitude = math.floor(math.log10(abs(float(f"{value:.2e}"))))  # of the rounded value: 9.999 is 10.0
+    decimals = max(0, 2 - magnitude)
     text = f"{value:,.{decimals}f}"
     return text.replace(",", "") if abs(value) < 9999.5 else text
 

@@ -1,0 +1,65 @@
+"""Labels are short and distinct; conditions name what the runs share and list what they do not."""
+
+from __future__ import annotations
+
+from sample_records import make_empty, make_race, make_record
+
+from tutti.lab.labels import describe_conditions, join, make_labels, shorten
+
+LONG = "gradient-average(all-reduce(ring), bucket={}MiB)"
+
+
+def test_a_long_name_keeps_both_ends() -> None:
+    assert shorten("ddp", 12) == "ddp"
+    assert shorten(LONG.format(1), 20) == "gradient-a…ket=1MiB)"
+    assert len(shorten(LONG, 20)) == 20
+
+
+def test_labels_are_the_names_where_these_differ() -> None:
+    assert make_labels(make_race(), 26) == [record.name for record in make_race()]
+
+
+def test_equal_names_get_their_workers() -> None:
+    records = [make_record(workers=n) for n in (1, 2, 16)] + [make_record("ring")]
+    assert make_labels(records, 26) == ["ddp on 1", "ddp on 2", "ddp on 16", "ring"]
+
+
+def test_equal_runs_get_a_number() -> None:
+    assert make_labels([make_record(), make_record()], 26) == ["ddp on 4 #1", "ddp on 4 #2"]
+
+
+def test_labels_are_distinct_and_short_whatever_the_names() -> None:
+    names = [f"{'a' * 30}{i}{'b' * 30}" for i in range(3)]
+    labels = make_labels([make_record(name) for name in names], 20)
+    assert len(set(labels)) == 3
+    assert max(map(len, labels)) <= 20
+
+
+def test_conditions() -> None:
+    assert describe_conditions(make_race()) == (
+        "digits · 61,706 parameters · global batch 64 · 3 epochs · 1 and 4 workers · 2 cores · A Processor @ 2.80GHz"
+        " · torch 2.13.0+cpu · tutti 0.1.0 · 2026-01-31"
+    )
+
+
+def test_conditions_that_differ_are_listed() -> None:
+    records = [
+        make_record(workers=n, model=m) for n, m in ((1, "lenet-5"), (2, "vgg-11"), (4, "vgg-11"), (8, "vgg-11"))
+    ]
+    text = describe_conditions(records)
+    assert "lenet-5 and vgg-11" in text
+    assert "1 to 8 workers" in text
+
+
+def test_one_is_singular() -> None:
+    assert " · 1 worker · " in describe_conditions([make_record(workers=1)])
+    assert " · 11 workers · " in describe_conditions([make_record(workers=11)])
+
+
+def test_conditions_of_nothing() -> None:
+    assert describe_conditions([]) == ""
+    assert "digits" in describe_conditions([make_empty()])
+
+
+def test_words_are_joined_as_in_a_sentence() -> None:
+    assert [join(["a"]), join(["a", "b"]), join(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 import subprocess
 import sys
@@ -12,14 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from fake_clock import FakeClock
-from tutti.algorithms.gradient_average import GradientAverage
-from tutti.comm.base import Comm, PeerLost
-from tutti.comm.threads import World
-from tutti.engine import Run, distribute
-from tutti.errors import UserError
+from torch import Tensor, nn
 from training import (
     adam,
     batch_of,
@@ -36,6 +31,12 @@ from training import (
     weights,
 )
 from workers import on_threads
+
+from tutti.algorithms.gradient_average import GradientAverage
+from tutti.comm.base import Comm, PeerLost
+from tutti.comm.threads import World
+from tutti.engine import Run, distribute
+from tutti.errors import UserError
 
 
 def alone(algorithm: str = "ddp", model: nn.Module | None = None) -> Run:
@@ -80,14 +81,14 @@ def test_an_algorithm_may_be_handed_in_as_an_object() -> None:
         assert str(run.algorithm) == "gradient-average(all-reduce(ring), bucket=0)"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_script_that_just_ends(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "algorithm"), [(1, "ddp"), (2, "ddp"), (2, "torch-ddp")])
+def test_a_script_that_just_ends(workers: int, algorithm: str) -> None:
     """Neither close() nor with: the lane and the wire end with the process, and nobody waits for anybody."""
     program = Path(__file__).with_name("programs") / "just_ends.py"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     started = [
-        subprocess.Popen([sys.executable, "-W", "error", str(program), str(rank), str(workers), port])
+        subprocess.Popen([sys.executable, "-W", "error", str(program), str(rank), str(workers), port, algorithm])
         for rank in range(workers)
     ]
     try:
@@ -142,12 +143,12 @@ def test_hooks_are_gone_after_close_and_a_second_run_works() -> None:
         assert hooks == 0
 
 
-@pytest.mark.parametrize("spec", ["gradient-average(all-reduce(star(root=3)))", "gradient-average(all-reduce(star(3)), 0)"])
-def test_a_set_up_that_fails_leaves_nothing_behind(spec: str) -> None:
+@pytest.mark.parametrize("bucket", ["0", "25MiB"])
+def test_a_set_up_that_fails_leaves_nothing_behind(bucket: str) -> None:
     before = lanes()
     model = small_model()
     with pytest.raises(ValueError, match="root of 'star'"):
-        alone(spec, model)
+        alone(f"gradient-average(all-reduce(star(root=3)), bucket={bucket})", model)
     assert lanes() <= before
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     with alone("ddp", model) as run:
@@ -539,7 +540,7 @@ def first_steps(comm: Comm, batch: Callable[[int, int], Any]) -> None:
 
 def test_a_warning_when_all_see_the_same_first_batch() -> None:
     with pytest.warns(UserWarning, match="all 2 workers saw the same first batch: give each its own share") as caught:
-        on_threads(2, lambda comm: first_steps(comm, lambda rank, step: batch_of(0, step)))
+        on_threads(2, lambda comm: first_steps(comm, lambda _, step: batch_of(0, step)))
     assert [Path(warning.filename).name for warning in caught] == ["test_engine.py"]
 
 
@@ -614,6 +615,8 @@ def test_figures_over_all_workers(size: int) -> None:
                 run.mean(rank),
                 run.mean(matrix),
                 run.mean(torch.tensor(rank)),
+                run.mean(torch.tensor([True, rank == 0])),
+                run.mean(torch.tensor([200], dtype=torch.uint8)),
                 run.sums([1.0, rank, -2.5]),
                 run.any(rank == size - 1),
                 run.any(False),
@@ -622,10 +625,12 @@ def test_figures_over_all_workers(size: int) -> None:
             )
 
     mean = (size - 1) / 2
-    for one, two, matrix, whole, sums, last, nobody, everybody, found in on_threads(size, work):
+    for one, two, matrix, whole, flags, bytes_, sums, last, nobody, everybody, found in on_threads(size, work):
         assert one == two == mean
         assert torch.equal(matrix, torch.full((3, 2), mean, dtype=torch.float64))
         assert float(whole) == mean
+        assert flags.tolist() == [1.0, 1 / size]
+        assert bytes_.tolist() == [200.0]
         assert sums.tolist() == [size, size * mean, -2.5 * size]
         assert (last, nobody, everybody, found) == (True, False, True, size)
 
@@ -711,6 +716,28 @@ def test_going_back_to_the_start_keeps_the_guards() -> None:
             return weights(run.model)
 
     assert all(torch.equal(found, weights(small_model())) for found in on_threads(2, work))
+
+
+@pytest.mark.parametrize("optimizer", [momentum, adam])
+def test_all_workers_may_load_one_state_and_it_stays_as_it_is(
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+) -> None:
+    def begin(comm: Comm) -> tuple[dict[str, Any], Tensor]:
+        with set_up(comm, optimizer=optimizer) as run:
+            train(run, range(2))
+            state = copy.deepcopy(run.state_dict())
+            train(run, range(2, 5))
+            return state, weights(run.model)
+
+    def go_on(comm: Comm) -> Tensor:
+        with set_up(comm, optimizer=optimizer) as run:
+            run.load_state_dict(shared)
+            train(run, range(2, 5))
+            return weights(run.model)
+
+    (shared, expected), _ = on_threads(2, begin)
+    for _ in range(2):
+        assert all(torch.equal(found, expected) for found in on_threads(2, go_on))
 
 
 def test_a_loaded_model_still_lies_in_the_buckets() -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from training import batch_of, gradients, loss_of, momentum, seeded, set_up, small_model, train_alone, weights
+from workers import on_threads
 
 from tutti.comm.base import Comm
 from tutti.errors import UserError
 from tutti.replica import Bucket, Replica
-from training import batch_of, gradients, loss_of, momentum, seeded, set_up, small_model, train_alone, weights
-from workers import on_threads
 
 
 def replica_of(model: nn.Module, nbytes: int = 2**20, optimizer: torch.optim.Optimizer | None = None) -> Replica:
@@ -340,6 +340,32 @@ def test_parameters_used_on_some_workers_only(size: int, bucket: str, overlap: s
             torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-15)
 
 
+class Complex(nn.Module):
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.used = used
+        self.factor, self.shift = (nn.Parameter(torch.ones(3, dtype=torch.complex128)) for _ in range(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        shifted = inputs * self.factor + (self.shift if self.used else 0)
+        return shifted.abs().square().sum()
+
+
+def test_complex_parameters() -> None:
+    def work(comm: Comm) -> list[Tensor | None]:
+        with set_up(comm, model=Complex(used=comm.rank == 0)) as run:
+            run.model(torch.ones(3) * (1 + 2j) * (comm.rank + 1)).backward()
+            return gradients(run.model)
+
+    plain = Complex(used=True)
+    plain(torch.ones(3) * (1 + 2j)).backward()
+    plain.used = False
+    plain(torch.ones(3) * (2 + 4j)).backward()
+    for found in on_threads(2, work):
+        for ours, theirs in zip(found, gradients(plain), strict=True):
+            torch.testing.assert_close(ours, theirs / 2)
+
+
 def test_an_unused_parameter_has_no_gradient_and_is_not_stepped() -> None:
     model, plain = Forked(), Forked()
     optimizer = momentum(model)  # its weight decay would move a parameter whose gradient is zero
@@ -420,7 +446,7 @@ def test_parameters_known_to_the_optimizer_only(kind: Callable[[Tensor], Tensor]
 def test_sparse_gradients_are_refused_in_one_sentence() -> None:
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
     replica_of(model)
-    with pytest.raises(UserError, match="'0.weight' has a sparse gradient, .* use sparse=False") as caught:
+    with pytest.raises(UserError, match=r"'0\.weight' has a sparse gradient, .* use sparse=False") as caught:
         model(torch.tensor([1, 2])).sum().backward()
     assert "\n" not in str(caught.value)
 

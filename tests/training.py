@@ -18,7 +18,7 @@ from tutti.engine import Run, distribute
 torch.set_num_threads(1)
 
 Batch = tuple[Tensor, Tensor]
-_drawing = threading.Lock()
+_drawing = threading.RLock()
 
 
 @contextmanager

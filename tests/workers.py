@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import threading
 import traceback
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.comm.certificate import make_certificate
 from tutti.comm.handshake import Access, Tls
 from tutti.comm.tcp import TcpComm
 from tutti.comm.threads import World
@@ -74,13 +74,8 @@ def on_torch(size: int, function: Callable[[Comm], Any]) -> list[Any]:
 
 
 def make_tls(folder: Path, name: str = "run") -> Tls:
-    """A certificate that signs itself, as a user would make one with openssl for a run."""
-    tls = Tls(folder / f"{name}.cert", folder / f"{name}.key")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -days 2 -subj"
-    subprocess.run(
-        [*command.split(), f"/CN={name}", "-keyout", tls.key, "-out", tls.cert], check=True, capture_output=True
-    )
-    return tls
+    """A certificate that signs itself."""
+    return make_certificate(folder / name)
 
 
 def side_by_side(size: int, work: Callable[[int], Any]) -> list[Any]:

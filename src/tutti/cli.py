@@ -124,7 +124,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     place = parser.add_argument_group("the workers")
     place.add_argument("--workers", type=_positive, help="how many (default: 4, or what torchrun or Slurm started)")
     place.add_argument("--engine", choices=("processes", "threads"), default="processes", help="(default: processes)")
-    place.add_argument("--wire", choices=("tcp", "torch"), default="tcp", help="ours or torch.distributed's")
+    place.add_argument("--wire", choices=("tcp", "torch"), default="tcp", help="ours (default) or torch.distributed's")
     place.add_argument("--interface", help="name or address to listen on (default: the one that leads to the master)")
     place.add_argument("--deadline", default="60s", metavar="TIME", help="how long a silent worker is waited for (60s)")
     place.add_argument("--tls", action="store_true", help="encrypt, with a certificate made for this run")
@@ -258,6 +258,7 @@ def _wire_options(args: argparse.Namespace, folder: Path) -> WireOptions:
     from tutti.comm.handshake import Tls
     from tutti.comm.rendezvous import WireOptions
     from tutti.spec import Seconds, parse_quantity
+    from tutti.train import find_device
 
     tls = None
     if args.tls_cert or args.tls_key:
@@ -272,7 +273,7 @@ def _wire_options(args: argparse.Namespace, folder: Path) -> WireOptions:
     if tls is not None and args.wire == "torch":
         raise UserError("torch.distributed's wire has no TLS; use --wire tcp")
     deadline = parse_quantity(args.deadline, Seconds, "--deadline")
-    return WireOptions(args.wire, args.interface, tls, deadline)
+    return WireOptions(args.wire, args.interface, tls, deadline, find_device(args.device, 0).type)
 
 
 def _check_writable(out: Path, json_to: str | None) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import warnings
@@ -32,11 +33,14 @@ def distribute(
     algorithm: str | Algorithm = "ddp",
     *,
     comm: Comm | None = None,
-    wire: str = "tcp",
+    wire: str | None = None,
     interface: str | None = None,
     timeout: float = 60.0,
 ) -> Run:
-    """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one)."""
+    """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one).
+
+    The wire is ours ("tcp") for a model on the CPU and torch's process group ("torch": nccl) for one on a GPU.
+    """
     if isinstance(algorithm, str):
         algorithm = parse(algorithm, Algorithm)
     first = next(model.parameters(), None)
@@ -44,7 +48,8 @@ def distribute(
         raise UserError("the model has no parameters: there is nothing to train")
     if comm is not None:
         return Run(model, optimizer, replace(algorithm), comm, owns_comm=False)
-    comm = connect(WireOptions(wire, interface, None, timeout), first.device)
+    kind = first.device.type
+    comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "tcp"), interface, None, timeout, kind))
     try:
         return Run(model, optimizer, replace(algorithm), comm, owns_comm=True)
     except BaseException:
@@ -58,11 +63,11 @@ class Run:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, comm: Comm, owns_comm: bool
     ) -> None:
-        check(algorithm, comm.wire, comm.size)
+        self._device = next(model.parameters()).device
+        check(algorithm, comm.wire, comm.size, self._device)
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
-        self._device = next(model.parameters()).device
         self._make_equal(_tensors(model, optimizer))
         self.lane = Lane(self.comm.fork("lane"), self._device)
         self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
@@ -128,16 +133,17 @@ class Run:
     def mean(self, value: float | Tensor) -> float | Tensor:
         """The mean over all workers of a number or a tensor."""
         if isinstance(value, Tensor):
-            total = value.detach().clone().contiguous()
+            exact = value if value.is_floating_point() or value.is_complex() else value.double()
+            total = exact.detach().clone(memory_format=torch.contiguous_format)
             self.comm.all_reduce(total, tag="metrics/mean")
             return total / self.size
         return float(self.sums([value])[0]) / self.size
 
     def sums(self, values: list[float]) -> Tensor:
         """The sums over all workers of a few numbers, in one exchange."""
-        total = torch.tensor(values, dtype=torch.float64, device=self._metrics_device())
+        total = torch.tensor(values, dtype=torch.float64)
         self.comm.all_reduce(total, tag="metrics/mean")
-        return total.cpu()
+        return total
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so."""
@@ -169,7 +175,7 @@ class Run:
         if state["workers"] != self.size:
             raise UserError(f"this state is of {state['workers']} workers and cannot continue with {self.size}")
         self.replica.model.load_state_dict(state["model"])
-        self.replica.optimizer.load_state_dict(state["optimizer"])
+        self.replica.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would step in it itself
         self.algorithm.load_state_dict(state["algorithm"])
         self.replica.steps = state["steps"]
 
@@ -244,17 +250,15 @@ class Run:
         if not self._stepping:
             raise UserError("call run.step() where optimizer.step() stood: the order around the step is the algorithm")
 
-    def _metrics_device(self) -> torch.device:
-        nccl = self.comm.wire == "torch" and self._device.type == "cuda"
-        return self._device if nccl else torch.device("cpu")
 
-
-def check(algorithm: Algorithm, wire: str, workers: int) -> None:
+def check(algorithm: Algorithm, wire: str, workers: int, device: torch.device) -> None:
     """Refuse what cannot work together, before anything is set up."""
     if algorithm.one_worker and workers > 1:
         raise UserError(f"'{algorithm}' runs on one worker and there are {workers}; use ddp, or start one")
     if algorithm.needs_process_group and wire == "threads":
         raise UserError(f"'{algorithm}' needs torch's process group, which threads do not have; use --engine processes")
+    if wire == "threads" and workers > 1 and device.type == "cuda":
+        raise UserError("threads share one backward thread per CUDA device and would deadlock; use --engine processes")
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:

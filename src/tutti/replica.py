@@ -63,7 +63,7 @@ class Bucket:
     def adopt(self, unused: list[int]) -> None:
         """After the exchange: a parameter that only others used has a gradient too; one that nobody used has none."""
         for position in unused:
-            if self.grads[self.layout.numel + position] > 0:
+            if self.grads[self.layout.numel + position] != 0:
                 self.parameters[position].grad = self.views[position]
 
 

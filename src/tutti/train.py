@@ -77,7 +77,9 @@ class Measurements:
 
 def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]]:
     """Train on this worker; every worker returns the measurements of all."""
-    device = _device(plan.device, comm.rank)
+    device = find_device(plan.device, comm.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     task, data, model = plan.build()
     model = task.prepare(model, comm.clock).to(device)
     optimizer = plan.make_optimizer(model)
@@ -198,13 +200,12 @@ class _Stopwatch:
         )
 
 
-def _device(name: str, rank: int) -> torch.device:
+def find_device(name: str, rank: int) -> torch.device:
+    """The device of this worker; several workers share one where there are fewer devices than workers."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
         if not torch.cuda.is_available():
             raise UserError("--device cuda: torch sees no CUDA device here; use --device cpu")
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
+        return torch.device("cuda", rank % torch.cuda.device_count())
     return torch.device("cpu")

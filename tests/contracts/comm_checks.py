@@ -420,7 +420,7 @@ def everything_at_every_size(comm: Comm) -> dict[str, str]:
     for size in SIZES:
         group = dist.new_group(list(range(size)))
         if comm.rank < size:
-            wire = TorchComm(group, comm.timeout, comm.clock)
+            wire = TorchComm(group, "gloo", comm.timeout, comm.clock)
             for check in checks_of_torch(size):
                 outcomes[f"{check.__name__} {size}"] = _outcome(check, wire)
             if size == 3:

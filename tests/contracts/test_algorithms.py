@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from training import adam, distribute, momentum, set_up, small_model, train, train_alone, weights
+from workers import SIZES, on_threads
 
 from tutti.algorithms.base import Algorithm
 from tutti.comm.base import Comm
 from tutti.errors import UserError
 from tutti.presets import PRESETS
 from tutti.spec import member, names, parse
-from training import adam, distribute, momentum, set_up, small_model, train, train_alone, weights
-from workers import SIZES, on_threads
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -40,8 +40,8 @@ ANYWHERE = [name for name, cls in ALGORITHMS.items() if not cls.one_worker and n
 
 # what n workers with gradients g_i of s_i samples each step with
 COMBINATIONS: dict[str, Callable[[list[Array], list[int]], Array]] = {
-    "mean": lambda g, s: sum(g) / len(g),
-    "sum": lambda g, s: sum(g),
+    "mean": lambda g, _: sum(g) / len(g),
+    "sum": lambda g, _: sum(g),
     "weighted-mean": lambda g, s: sum(s_i * g_i for s_i, g_i in zip(s, g, strict=True)) / sum(s),
 }
 

@@ -118,7 +118,7 @@ def test_strict_refuses_what_nccl_cannot_do() -> None:
             lambda: comm.recv(0, torch.zeros(1), "control/x"),
             lambda: comm.recv_any([0], torch.zeros(1), "control/x"),
         ):
-            with pytest.raises(UserError, match="grouped messages .* use exchange"):
+            with pytest.raises(UserError, match=r"grouped messages .* use exchange"):
                 call()
 
     on_threads(2, work, strict=True)

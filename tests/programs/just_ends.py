@@ -1,4 +1,4 @@
-"""A user's script as short as can be: arguments are rank, workers and port."""
+"""A user's script as short as can be: arguments are rank, workers, port and algorithm."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from tutti.engine import distribute
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-run = distribute(model, optimizer, "ddp")
+run = distribute(model, optimizer, sys.argv[4])
 for _ in range(3):
     optimizer.zero_grad()
     run.model(torch.randn(5, 3) + run.rank).square().mean().backward()

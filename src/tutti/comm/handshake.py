@@ -22,6 +22,7 @@ import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -82,8 +83,15 @@ def build_mesh(
         store.set(f"{mesh}/{rank}", f"{access.address} {port}")
         proof = _Prover(access.secret, mesh)
         deadline = clock.now() + access.timeout
-        links = {peer: _connect(rank, peer, store, mesh, access, proof, clock) for peer in range(rank)}
-        links |= _Door(rank, size, listener, access, proof, clock).admit(deadline)
+        links: dict[int, socket.socket] = {}
+        try:
+            for peer in range(rank):
+                links[peer] = _connect(rank, peer, store, mesh, access, proof, clock)
+            _Door(rank, size, listener, access, proof, clock).admit(links, deadline)
+        except BaseException:
+            for link in links.values():
+                link.close()
+            raise
     for link in links.values():
         link.setblocking(False)
     return links
@@ -107,6 +115,7 @@ def _connect(
     """Try until the deadline: a flooded door may drop a worker, who then comes again."""
     deadline = clock.now() + access.timeout
     try:
+        store.wait([f"{mesh}/{peer}"], timedelta(seconds=access.timeout))
         host, port = store.get(f"{mesh}/{peer}").decode().split()
     except (RuntimeError, ValueError):
         raise PeerLost(f"worker {peer} did not arrive within {access.timeout:g} s") from None
@@ -120,7 +129,7 @@ def _connect(
                 connection = context.wrap_socket(connection)
             if _introduce(connection, rank, peer, proof):
                 return connection
-            why = "it did not prove that it knows the secret of this run"
+            why = "the two did not prove to each other that they know the same secret"
         except (OSError, ValueError) as error:
             why = str(error) or type(error).__name__
         if connection is not None:
@@ -133,7 +142,10 @@ def _introduce(connection: socket.socket, rank: int, peer: int, proof: _Prover) 
     first = _read_exactly(connection, _NONCE)
     second = os.urandom(_NONCE)
     connection.sendall(struct.pack("<I", rank) + second + proof(b"connect", first, second, rank, peer))
-    answer = _read_exactly(connection, _PROOF)
+    try:
+        answer = _read_exactly(connection, _PROOF)
+    except ConnectionError:  # refused
+        return False
     return hmac.compare_digest(answer, proof(b"accept", first, second, rank, peer))
 
 
@@ -169,23 +181,29 @@ class _Door:
         self._timeout = access.timeout
         self._visitors: dict[int, _Visitor] = {}
         self._admitted: dict[int, socket.socket] = {}
+        self._unproven = 0  # how many did not know the secret
 
-    def admit(self, deadline: float) -> dict[int, socket.socket]:
-        wanted = self._size - 1 - self._rank
+    def admit(self, links: dict[int, socket.socket], deadline: float) -> None:
+        """Add a link to every higher rank."""
+        self._admitted = links
         self._listener.setblocking(False)
-        while len(self._admitted) < wanted:
-            if self._clock.now() > deadline:
-                missing = [r for r in range(self._rank + 1, self._size) if r not in self._admitted]
-                raise PeerLost(f"worker {missing[0]} did not arrive within {self._timeout:g} s")
-            for fd in self._ready():
-                if fd == self._listener.fileno():
-                    self._welcome()
-                elif fd in self._visitors:
-                    self._listen(self._visitors[fd])
-            self._expire()
-        for visitor in list(self._visitors.values()):
-            self._refuse(visitor)
-        return self._admitted
+        try:
+            while missing := [rank for rank in range(self._rank + 1, self._size) if rank not in links]:
+                if self._clock.now() > deadline:
+                    raise self._late(missing[0])
+                for fd in self._ready():
+                    if fd == self._listener.fileno():
+                        self._welcome()
+                    elif fd in self._visitors:
+                        self._listen(self._visitors[fd])
+                self._expire()
+        finally:
+            for visitor in list(self._visitors.values()):
+                self._refuse(visitor)
+
+    def _late(self, missing: int) -> PeerLost:
+        knocked = f"; {self._unproven} who knocked did not know the secret of this run" if self._unproven else ""
+        return PeerLost(f"worker {missing} did not arrive within {self._timeout:g} s{knocked}")
 
     def _ready(self) -> list[int]:
         poller = select.poll()
@@ -199,8 +217,13 @@ class _Door:
         except OSError:
             return
         connection.setblocking(False)
-        if self._context is not None:
-            connection = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        try:
+            connection.getpeername()  # fails for one who is gone again, whom TLS cannot be begun with
+            if self._context is not None:
+                connection = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            connection.close()
+            return
         visitor = _Visitor(connection, self._clock.now() + _STRANGER_SECONDS)
         self._visitors[connection.fileno()] = visitor
         if len(self._visitors) > _STRANGERS:
@@ -232,10 +255,15 @@ class _Door:
         (peer,) = struct.unpack_from("<I", visitor.data)
         second, claim = visitor.data[4 : 4 + _NONCE], visitor.data[4 + _NONCE :]
         good = hmac.compare_digest(claim, self._proof(b"connect", visitor.nonce, second, peer, self._rank))
+        self._unproven += not good
         if not good or not self._rank < peer < self._size or peer in self._admitted:
             self._refuse(visitor)
             return
-        visitor.connection.send(self._proof(b"accept", visitor.nonce, second, peer, self._rank))
+        try:
+            visitor.connection.send(self._proof(b"accept", visitor.nonce, second, peer, self._rank))
+        except OSError:  # gone again; he may come once more
+            self._refuse(visitor)
+            return
         del self._visitors[visitor.connection.fileno()]
         self._admitted[peer] = visitor.connection
 
@@ -269,6 +297,10 @@ def find_address(interface: str | None, master: str) -> str:
 def _address_of(interface: str) -> str:
     known = [name for _, name in socket.if_nameindex()]
     if interface not in known:
+        if interface in ("0.0.0.0", "::"):
+            raise UserError(
+                f"{interface} means every interface, and nobody is reached at it; give one of {', '.join(known)}"
+            )
         if _is_address(interface):
             return interface
         raise UserError(f"there is no interface '{interface}'; there is {', '.join(known)}, or give an address")

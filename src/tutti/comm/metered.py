@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
 
-from tutti.comm.base import Comm, Lost, Message, Pending
+from tutti.comm.base import Clock, Comm, Lost, Message, Pending
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Meter:
 
     def source(self, kind: str) -> str:
         """Where the figure for this kind comes from."""
-        return "formula" if self.by_formula.get(kind) else "metered"
+        return "formula" if kind in self.by_formula else "metered"
 
     def rows(self) -> list[dict[str, object]]:
         """Everything, for a record."""
@@ -88,10 +89,16 @@ class Metered(Comm):
         self.clock, self.timeout = inner.clock, inner.timeout
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
-        return self._timed(self.inner.send(peer, tensor, tag), tag, [(peer, tensor)], [])
+        begun = self.clock.now()
+        pending = self.inner.send(peer, tensor, tag)
+        finish = partial(self.meter.count, tag, [(peer, tensor)], [])
+        return _Counted(pending, finish, self.clock, self.clock.now() - begun)
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
-        return self._timed(self.inner.recv(peer, tensor, tag), tag, [], [(peer, tensor)])
+        begun = self.clock.now()
+        pending = self.inner.recv(peer, tensor, tag)
+        finish = partial(self.meter.count, tag, [], [(peer, tensor)])
+        return _Counted(pending, finish, self.clock, self.clock.now() - begun)
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         begun = self.clock.now()
@@ -121,26 +128,21 @@ class Metered(Comm):
     def close(self) -> None:
         self.inner.close()
 
-    def _timed(self, pending: Pending, tag: str, sends: list[Message], recvs: list[Message]) -> Pending:
-        begun = self.clock.now()
-
-        def finish() -> None:
-            self.meter.count(tag, sends, recvs, self.clock.now() - begun)
-
-        return _Counted(pending, finish)
-
 
 class _Counted(Pending):
-    """Counts when it is complete; what was lost does not count."""
+    """Counts when it is complete, with the seconds in calls; what was lost does not count."""
 
-    def __init__(self, pending: Pending, finish: Callable[[], None]) -> None:
-        self._pending, self._finish, self._finished = pending, finish, False
+    def __init__(self, pending: Pending, finish: Callable[[float], None], clock: Clock, seconds: float) -> None:
+        self._pending, self._finish, self._clock, self._seconds = pending, finish, clock, seconds
+        self._finished = False
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
+        begun = self._clock.now()
         result = self._pending.wait(deadline)
+        self._seconds += self._clock.now() - begun
         if not self._finished and not isinstance(result, Lost):
             self._finished = True
-            self._finish()
+            self._finish(self._seconds)
         return result
 
 

@@ -35,6 +35,7 @@ class WireOptions:
     interface: str | None = None
     tls: Tls | None = None
     timeout: float = 60.0
+    device: str = "cpu"  # of the tensors: chooses torch's backend
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,24 @@ def find_place(environment: dict[str, str] | None = None) -> Place | None:
 
 def _first_node(nodes: str) -> str:
     """The first host of Slurm's short form: node[03-05,07],gpu1 -> node03."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
-    assert match is not None, "a node list is never empty"
-    return match[1] + (match[2] or "")
+    return re.sub(r"\[(\w+)[^]]*]", r"\1", nodes).partition(",")[0]
 
 
-def connect(options: WireOptions | None = None, device: torch.device | None = None, clock: Clock | None = None) -> Comm:
+def connect(options: WireOptions | None = None, clock: Clock | None = None) -> Comm:
     """The wire of this worker; every worker of the run calls this together."""
     if getattr(here, "comm", None) is not None:
         comm: Comm = here.comm
         return comm
-    options, device = options or WireOptions(), device or torch.device("cpu")
+    options = options or WireOptions()
     if options.wire not in WIRES:
         raise UserError(f"there is no wire '{options.wire}'; there is {', '.join(WIRES)}")
     place = find_place() or Place(0, 1, 0, "127.0.0.1", 0)
     store = dist.PrefixStore(f"tutti/{next(_meetings)}", _open_store(place, options.timeout))
     if options.wire == "torch":
-        backend = default_backend(device)
+        backend = default_backend(torch.device(options.device))
         return TorchComm.join(place.rank, place.size, store, options.timeout, clock, backend)
     address = find_address(options.interface, place.master)
-    access = Access(address, _secret(place, store), options.tls, options.timeout)
+    access = Access(address, _secret(place, store, options.timeout), options.tls, options.timeout)
     return TcpComm(place.rank, place.size, store, access, clock)
 
 
@@ -118,11 +117,15 @@ def _open_store(place: Place, timeout: float) -> dist.Store:
         raise PeerLost(f"worker {place.rank} could not reach the master at {where} within {timeout:g} s") from None
 
 
-def _secret(place: Place, store: dist.Store) -> bytes:
+def _secret(place: Place, store: dist.Store, timeout: float) -> bytes:
     """The launcher's secret; without one, worker 0 makes it and whoever can read the store can read it."""
     given = os.environ.get("TUTTI_SECRET")
     if given:
         return given.encode()
     if place.rank == 0:
         store.set("secret", new_secret().hex())
+    try:
+        store.wait(["secret"], timedelta(seconds=timeout))
+    except RuntimeError:
+        raise PeerLost(f"worker 0 did not arrive within {timeout:g} s") from None
     return bytes(store.get("secret"))

@@ -9,8 +9,9 @@ and takes grouped messages only; with two or more workers it is untested (no mac
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,16 +19,20 @@ from torch import Tensor
 
 from tutti.comm.base import Clock, Comm, Lost, Message, PeerLost, Pending
 
+R = TypeVar("R")
+
 
 class TorchComm(Comm):
     """One worker's end of a process group."""
 
     wire = "torch"
 
-    def __init__(self, group: dist.ProcessGroup, timeout: float, clock: Clock, owner: bool = False) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, backend: str, timeout: float, clock: Clock, owner: bool = False
+    ) -> None:
         self._group, self.timeout, self.clock, self._owner = group, timeout, clock, owner
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.backend = str(dist.get_backend(group))
+        self.backend = backend
 
     @classmethod
     def join(
@@ -45,42 +50,34 @@ class TorchComm(Comm):
         if owner:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         group = dist.new_group(backend=backend, timeout=limit)
-        return cls(group, timeout, clock or Clock(), owner)
+        return cls(group, backend, timeout, clock or Clock(), owner)
 
     @property
     def group(self) -> dist.ProcessGroup:
         return self._group
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
-        work = dist.isend(tensor, peer, group=self._group, tag=_code(tag))
-        return _Work(self, work, tensor)
+        return _Work(self, self._call(lambda: dist.isend(tensor, peer, group=self._group, tag=_code(tag))), tensor)
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
-        work = dist.irecv(tensor, peer, group=self._group, tag=_code(tag))
-        return _Work(self, work, tensor)
+        return _Work(self, self._call(lambda: dist.irecv(tensor, peer, group=self._group, tag=_code(tag))), tensor)
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         code = _code(tag)
         operations = [dist.P2POp(dist.irecv, t, p, self._group, code) for p, t in recvs]
         operations += [dist.P2POp(dist.isend, t, p, self._group, code) for p, t in sends]
         if operations:
-            try:
-                for work in dist.batch_isend_irecv(operations):
-                    work.wait()
-            except RuntimeError as error:
-                raise self._lost(error) from None
+            for work in self._call(lambda: dist.batch_isend_irecv(operations)):
+                self._call(work.wait)
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         if set(sources) != set(self.others()):
             raise ValueError("torch.distributed receives from any worker, or from a given one: name all others")
-        try:
-            return int(dist.recv(tensor, None, group=self._group, tag=_code(tag)))
-        except RuntimeError as error:
-            raise self._lost(error) from None
+        return self._call(lambda: dist.recv(tensor, None, group=self._group, tag=_code(tag)))
 
     def fork(self, name: str) -> TorchComm:
         group = dist.new_group(backend=self.backend, timeout=timedelta(seconds=self.timeout))
-        return TorchComm(group, self.timeout, self.clock)
+        return TorchComm(group, self.backend, self.timeout, self.clock)
 
     def close(self) -> None:
         if self._owner and dist.is_initialized():
@@ -119,15 +116,12 @@ class TorchComm(Comm):
     def all_reduce(self, tensor: Tensor, tag: str = "control/all-reduce") -> None:
         self._call(lambda: dist.all_reduce(tensor, group=self._group))
 
-    def _call(self, operation: object) -> None:
-        assert callable(operation)
+    def _call(self, operation: Callable[[], R]) -> R:
         try:
-            operation()
+            return operation()
         except RuntimeError as error:
-            raise self._lost(error) from None
-
-    def _lost(self, error: RuntimeError) -> PeerLost:
-        return PeerLost(f"worker {self.rank} lost its {self.backend} group: {str(error).splitlines()[0]}")
+            reason = str(error).splitlines()[0]
+            raise PeerLost(f"worker {self.rank} lost its {self.backend} group: {reason}") from None
 
 
 class _Work(Pending):
@@ -147,4 +141,5 @@ def _code(tag: str) -> int:
 
 
 def default_backend(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
+    """gloo for CPU tensors; for CUDA tensors nccl, with gloo beside it for what is on the CPU."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

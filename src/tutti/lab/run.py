@@ -17,7 +17,7 @@ from tutti.engine import check
 from tutti.lab.record import Record, describe_machine, describe_versions
 from tutti.launch import LaunchOptions, Report, launch
 from tutti.spec import parse
-from tutti.train import Plan, train
+from tutti.train import Plan, find_device, train
 
 
 class Audience(Protocol):
@@ -53,9 +53,10 @@ class Entry:
 def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions) -> None:
     """Everything that can be known to be wrong before the first worker starts."""
     options.check()
+    device = find_device(plan.device, 0)
     wire = "threads" if options.engine == "threads" else options.wire.wire
     for entry in entries:
-        check(entry.algorithm, wire, entry.launch_options(options).workers)
+        check(entry.algorithm, wire, entry.launch_options(options).workers, device)
 
 
 def run_entries(

@@ -52,8 +52,8 @@ def test_measurements_add_up() -> None:
         assert all(0 <= exposed <= total for exposed, total in zip(row["exposed"], row["seconds"], strict=True))
         assert row["evaluations"][-1]["seconds"] == pytest.approx(sum(row["seconds"]))
         assert row["parameters"] == 61706
-        # one bucket: 61,706 gradients, 10 flags, a weight; over two workers each sends that once
-        assert row["bytes_per_step"] == 4 * (61706 + 10 + 1)
+        # one bucket: 61,706 gradients and 44 elements between them, 10 flags, a weight; each worker sends that once
+        assert row["bytes_per_step"] == 4 * (61706 + 44 + 10 + 1)
         assert row["bytes_source"] == "metered"
 
 

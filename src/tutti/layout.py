@@ -1,8 +1,9 @@
 """What a flat buffer holds: which tensor lies where, and the spare elements behind them.
 
-    | elements of all slices (numel) | one flag per slice (how many workers used it) | the weight |
+    | the slices (numel elements, gaps included) | one flag per slice (how many workers used it) | the weight |
 
-Spare elements travel with the bucket, so that unused parameters and unequal shares cost no message of their own.
+Every slice begins at a multiple of 64 bytes, as kernels that load whole vectors expect; the gaps are zero. Spare
+elements travel with the bucket, so that unused parameters and unequal shares cost no message of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+_ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        return sum(s.numel for s in self.slices)
+        """Elements up to the end of the last slice."""
+        last = self.slices[-1]
+        return last.offset + last.numel
 
     @property
     def total(self) -> int:
@@ -48,11 +53,12 @@ class Layout:
     @classmethod
     def of(cls, named: list[tuple[str, torch.Tensor]]) -> Layout:
         """The layout of these tensors one behind another."""
+        step = max(1, _ALIGNMENT // named[0][1].element_size())
         slices, offset = [], 0
         for name, tensor in named:
             stride = tensor.stride() if _dense(tensor) else tensor.contiguous().stride()
             slices.append(Slice(name, tuple(tensor.shape), tuple(stride), offset, tensor.numel()))
-            offset += tensor.numel()
+            offset = -(-(offset + tensor.numel()) // step) * step
         first = named[0][1]
         return cls(first.dtype, first.device, tuple(slices))
 

@@ -100,7 +100,7 @@ class Replica:
 
     def _add_bucket(self, named: list[tuple[str, nn.Parameter]], groups: dict[nn.Parameter, int]) -> None:
         layout = Layout.of([(name, p) for name, p in named])
-        weights = torch.empty(layout.numel, dtype=layout.dtype, device=layout.device)
+        weights = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
         grads = torch.zeros(layout.total, dtype=layout.dtype, device=layout.device)
         parameters = [p for _, p in named]
         views = [s.view(grads) for s in layout.slices]

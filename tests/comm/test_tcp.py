@@ -55,6 +55,11 @@ def write(comm: TcpComm, peer: int, data: bytes) -> None:
     comm._links[peer].connection.sendall(data)
 
 
+def frame(comm: TcpComm, tensor: torch.Tensor) -> bytes:
+    """A whole message, as it goes over the wire."""
+    return _HEADER.pack(comm._code("control/x"), tensor.nbytes) + tensor.numpy().tobytes()
+
+
 # --- deaths and goodbyes ---------------------------------------------------------------------------------------------
 
 
@@ -251,17 +256,19 @@ def test_noise_of_others_does_not_hide_a_silent_peer() -> None:
 def test_slow_reader_is_not_silent(encrypted: bool, tmp_path: Path) -> None:
     """A peer that keeps taking bytes lives, although it says nothing: the send may take longer than the timeout."""
     with mesh(2, tls=make_tls(tmp_path) if encrypted else None) as (ours, theirs):
-        ours.timeout = 0.4
-        tensor = torch.zeros(6 * 2**20)
-        link = theirs._links[0]
+        ours.timeout = 0.6
+        tensor, reader = torch.zeros(2**20), theirs._links[0].connection
+        ours._links[1].connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**17)
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**17)
 
-        def read_slowly() -> int:
-            link.connection.settimeout(5)
-            count, scratch = 0, bytearray(2**20)
-            while count < tensor.nbytes + _HEADER.size:
-                count += link.connection.recv_into(scratch)
-                time.sleep(0.02 if not encrypted else 0.001)
-            return count
+        def read_slowly() -> None:
+            reader.settimeout(10)
+            left, scratch = _HEADER.size + tensor.nbytes, bytearray(2**17)
+            while left:
+                for _ in range(8 if encrypted else 1):  # a record of TLS is short
+                    left -= reader.recv_into(scratch, min(left, len(scratch))) if left else 0
+                time.sleep(0.04)
+            reader.setblocking(False)
 
         def send() -> float:
             begun = time.perf_counter()
@@ -269,31 +276,32 @@ def test_slow_reader_is_not_silent(encrypted: bool, tmp_path: Path) -> None:
             return time.perf_counter() - begun
 
         took, _ = side_by_side(2, lambda rank: send() if rank == 0 else read_slowly())
-        assert took > ours.timeout, "the machine was too fast for this test to mean anything"
-        link.connection.setblocking(False)
+        assert took > ours.timeout, "too fast for this test to mean anything"
 
 
 def test_slow_sender_is_not_silent() -> None:
     """A long message that comes in drops is a sign of life with every drop."""
     with mesh(2) as (ours, theirs):
-        ours.timeout = 0.4
-        tensor = torch.zeros(2**17)
-        data = _HEADER.pack(theirs._code("control/x"), tensor.nbytes) + torch.ones(2**17).numpy().tobytes()
+        ours.timeout = 0.6
+        sent, tensor = torch.arange(2.0**17), torch.zeros(2**17)
+        data = frame(theirs, sent)
 
         def send_slowly() -> None:
             for begin in range(0, len(data), 2**15):
                 write(theirs, 0, data[begin : begin + 2**15])
-                time.sleep(0.05)
+                time.sleep(0.06)
 
-        side_by_side(2, lambda rank: ours.recv(1, tensor, "control/x").wait() if rank == 0 else send_slowly())
-        assert tensor.eq(1).all()
+        def receive() -> float:
+            begun = time.perf_counter()
+            ours.recv(1, tensor, "control/x").wait()
+            return time.perf_counter() - begun
+
+        took, _ = side_by_side(2, lambda rank: receive() if rank == 0 else send_slowly())
+        assert tensor.equal(sent)
+        assert took > ours.timeout, "too fast for this test to mean anything"
 
 
 # --- deadlines within a frame ----------------------------------------------------------------------------------------
-
-
-def frame(comm: TcpComm, tensor: torch.Tensor) -> bytes:
-    return _HEADER.pack(comm._code("control/x"), tensor.nbytes) + tensor.numpy().tobytes()
 
 
 @pytest.mark.parametrize("arrived", [0, 5, 16, 17, 30, 39])

@@ -48,10 +48,18 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
     return on_tcp if request.param == "tcp" else on_threads
 
 
+@pytest.mark.parametrize("any_wire", ["threads", "strict", "tcp"], indirect=True)
 @pytest.mark.parametrize("size", SIZES)
 @by_name(OPERATIONS)
 def test_operations(any_wire: Runner, size: int, check: Check) -> None:
     any_wire(size, check)
+
+
+@pytest.mark.parametrize("any_wire", ["tls"], indirect=True)
+@by_name(OPERATIONS)
+def test_operations_encrypted(any_wire: Runner, check: Check) -> None:
+    """Above the encryption everything is as on tcp, so that one size will do."""
+    any_wire(5, check)
 
 
 @by_name(OPERATIONS)

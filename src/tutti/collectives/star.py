@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tutti.collectives.base import Collective, Combine, Cost, add_up
 from tutti.comm.base import Comm
+from tutti.errors import UserError
 from tutti.spec import Range
 
 
@@ -26,7 +27,7 @@ class Star(Collective):
 
     def prepare(self, comm: Comm) -> None:
         if self.root >= comm.size:
-            raise ValueError(f"root of 'star' must be below the number of workers ({comm.size}), not {self.root}")
+            raise UserError(f"root of 'star' must be below the number of workers ({comm.size}), not {self.root}")
 
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
         if comm.rank != self.root:

@@ -130,6 +130,8 @@ def _connect(
             if _introduce(connection, rank, peer, proof):
                 return connection
             why = "the two did not prove to each other that they know the same secret"
+        except TimeoutError:
+            pass  # the last attempt is cut short, and what an earlier one said tells more
         except (OSError, ValueError) as error:
             why = str(error) or type(error).__name__
         if connection is not None:

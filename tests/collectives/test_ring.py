@@ -1,0 +1,71 @@
+"""Round a ring: who talks to whom, how often, in what pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from workers import SIZES, on_tcp, on_threads
+
+from tutti.collectives.base import Collective
+from tutti.collectives.ring import Ring
+from tutti.comm.base import Comm
+from tutti.comm.metered import Meter, metered
+from tutti.spec import SpecError, parse
+
+
+def meter_of(comm: Comm, route: Ring, length: int) -> Meter:
+    counted = metered(comm)
+    route.run(counted, torch.zeros(length), "gradients/0")
+    return counted.meter
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_everybody_sends_to_the_right_only(size: int) -> None:
+    meters = on_threads(size, lambda comm: meter_of(comm, Ring(), 1000))
+    for rank, meter in enumerate(meters):
+        for (_, peer), tally in meter.tallies.items():
+            assert (tally.sent > 0) == (peer == (rank + 1) % size)
+            assert (tally.received > 0) == (peer == (rank - 1) % size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rounds_are_those_of_the_cost(size: int) -> None:
+    """With chunks below a segment a round is one message, each answering to the one before it."""
+    meters = on_threads(size, lambda comm: meter_of(comm, Ring(), 1000))
+    for meter in meters:
+        assert sum(tally.messages for tally in meter.tallies.values()) == Ring().cost(size, 4000).rounds
+
+
+def test_long_chunks_go_in_segments() -> None:
+    """Chunks of 100 floats in segments of 30: four messages instead of one, and the same bytes."""
+    meters = on_threads(3, lambda comm: meter_of(comm, Ring(segment=120), 300))
+    for rank, meter in enumerate(meters):
+        tally = meter.tallies["gradients", (rank + 1) % 3]
+        assert (tally.messages, tally.sent) == (4 * 4, 4 * 400)
+
+
+def test_segment_shorter_than_an_element_still_moves() -> None:
+    def work(comm: Comm) -> list[float]:
+        buffer = torch.full((6,), comm.rank + 1.0, dtype=torch.complex128)
+        Ring(segment=8).run(comm, buffer, "gradients/0")
+        return buffer.real.tolist()
+
+    assert on_threads(2, work) == [[3.0] * 6] * 2
+
+
+def test_segment_of_nothing_is_refused() -> None:
+    with pytest.raises(SpecError, match="segment of 'ring' must be at least 8 bytes, not 0"):
+        parse("ring(segment=0)", Collective)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_over_sockets(size: int) -> None:
+    """More than the sockets buffer, in several segments."""
+
+    def work(comm: Comm) -> bool:
+        ramp = torch.arange(3_000_001.0) % 1000
+        buffer = ramp * (comm.rank + 1)
+        Ring().run(comm, buffer, "gradients/0")
+        return buffer.equal(ramp * sum(range(1, size + 1)))
+
+    assert all(on_tcp(size, work))

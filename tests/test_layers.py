@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "spec": {"errors", "presets"},
     "comm": {"errors"},
     "aggregators": {"spec"},
-    "collectives": {"spec", "comm"},
+    "collectives": {"spec", "errors", "comm"},
     "exchanges": {"spec", "errors", "layout", "comm", "collectives", "aggregators"},
     "replica": {"errors", "layout"},
     "algorithms": {"spec", "exchanges", "replica", "comm"},

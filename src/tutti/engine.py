@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 import zlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -211,12 +212,16 @@ class Run:
         self.exposed += self.clock.now() - begun
 
     def _agree_on_buffers(self) -> None:
-        for buffer in self.replica.model.buffers():
-            if self.algorithm.buffers == "broadcast" or not buffer.is_floating_point():
-                _in_place(buffer, lambda b: self.comm.broadcast(b, tag="buffers/broadcast"))
+        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's."""
+        for same in _by_type(self.replica.model.buffers()):
+            flat = torch.cat([buffer.reshape(-1) for buffer in same])
+            if self.algorithm.buffers == "broadcast" or not flat.is_floating_point():
+                self.comm.broadcast(flat, tag="buffers/broadcast")
             else:
-                _in_place(buffer, lambda b: self.comm.all_reduce(b, tag="buffers/average"))
-                buffer /= self.size
+                self.comm.all_reduce(flat, tag="buffers/average")
+                flat /= self.size
+            for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
+                buffer.copy_(part.view(buffer.shape))
 
     def _make_equal(self, tensors: list[tuple[str, Tensor]]) -> None:
         """Worker 0's parameters and buffers, everywhere; a model of another shape is refused before anything hangs."""
@@ -266,6 +271,14 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     known = {id(tensor) for _, tensor in named}
     return named + [("", p) for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+
+
+def _by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors that can lie in one buffer, together."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
 
 
 def _in_place(tensor: Tensor, operate: Any) -> None:

@@ -21,7 +21,7 @@ def add_ranks(comm: Comm, report: Report, note: str = "") -> dict[str, Any]:
     return {"sum": float(total), "size": comm.size, "wire": comm.wire, "threads": torch.get_num_threads()}
 
 
-def misbehave(comm: Comm, report: Report, how: str, culprit: int) -> None:
+def misbehave(comm: Comm, _: Report, how: str, culprit: int) -> None:
     """One worker goes wrong between two barriers; the others wait for it."""
     comm.barrier()
     if comm.rank == culprit:
@@ -38,7 +38,7 @@ def misbehave(comm: Comm, report: Report, how: str, culprit: int) -> None:
     comm.barrier()
 
 
-def leave_pids(comm: Comm, report: Report, folder: str) -> None:
+def leave_pids(comm: Comm, _: Report, folder: str) -> None:
     """Write this worker's pid down, then work until the end of the world."""
     with open(os.path.join(folder, f"worker-{comm.rank}"), "w") as file:
         file.write(str(os.getpid()))

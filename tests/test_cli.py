@@ -25,7 +25,7 @@ def tutti(*args: str, timeout: float = 100.0) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
 
 
-# --- results -------------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def test_compare_leaves_records_a_picture_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_doctor(tmp_path: Path) -> None:
     assert "torch" in done.stdout
 
 
-# --- help ----------------------------------------------------------------------------------------------------------------
+# --- help -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["doctor"]])
@@ -127,7 +127,7 @@ def test_the_race_is_every_preset_and_the_two_references() -> None:
     assert set(RACE) == {*PRESETS, "single", "torch-ddp"}
 
 
-# --- mistakes ------------------------------------------------------------------------------------------------------------
+# --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_an_out_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert "cannot write records" in capsys.readouterr().err
 
 
-# --- interruptions -------------------------------------------------------------------------------------------------------
+# --- interruptions ----------------------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def with_tests(environment: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]), **environment}
 
 
-# --- ends --------------------------------------------------------------------------------------------------------------
+# --- ends -------------------------------------------------------------------------------------------------------------
 
 ENDLESS = """
 import sys
@@ -173,7 +173,7 @@ def test_ctrl_c_once_or_twice_ends_everything(tmp_path: Path, times: int) -> Non
     assert wait_until(lambda: all(map(is_over, workers)))
 
 
-# --- other launchers ---------------------------------------------------------------------------------------------------
+# --- other launchers --------------------------------------------------------------------------------------------------
 
 RANK = """
 from launch_targets import add_ranks

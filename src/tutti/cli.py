@@ -113,9 +113,10 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     batch = work.add_mutually_exclusive_group()
     batch.add_argument("--batch", type=_positive, help="samples per worker and step")
     batch.add_argument("--global-batch", type=_positive, help="samples of all workers per step (default: 64)")
-    work.add_argument("--lr", type=_positive_number, default=0.15, help="learning rate (default: 0.15)")
+    work.add_argument("--lr", type=_positive_number, default=0.1, help="learning rate (default: 0.1)")
     work.add_argument("--momentum", type=_fraction, default=0.9, help="momentum of sgd (default: 0.9)")
     work.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), default="sgd", help="(default: sgd)")
+    work.add_argument("--schedule", choices=("cosine", "constant"), default="cosine", help="of lr (default: cosine)")
     work.add_argument("--seed", type=_natural, default=0, help="of weights and data order (default: 0)")
     work.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="(default: cpu)")
 
@@ -230,6 +231,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         lr=args.lr,
         momentum=args.momentum,
         optimizer=args.optimizer,
+        schedule=args.schedule,
         seed=args.seed,
         device=args.device,
     )

@@ -54,6 +54,10 @@ class LaunchOptions:
     node_rank: int = 0
     master: str = ""
     preload: tuple[str, ...] = ()  # modules that the workers shall find imported
+    threads: int = 0  # that a worker computes with; 0 is its share of this machine's cores
+
+    def threads_each(self) -> int:
+        return self.threads or max(1, _cores() // (self.workers // self.nodes))
 
     def check(self) -> None:
         if self.workers < 1:
@@ -134,7 +138,7 @@ def _on_threads(
             errors.append((rank, error))
             world.abort(rank)
 
-    with _threads_each(options.workers):
+    with _computing_threads(options.threads_each()):
         threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(options.workers)]
         for thread in threads:
             thread.start()
@@ -147,17 +151,17 @@ def _on_threads(
 
 
 @contextmanager
-def _threads_each(workers: int) -> Iterator[None]:
+def _computing_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(_cores_each(workers))
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def _cores_each(workers: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // workers) if hasattr(os, "sched_getaffinity") else 1
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _say_nothing(event: dict[str, Any]) -> None:
@@ -211,8 +215,8 @@ class _Processes:
         secret = os.environ.get("TUTTI_SECRET") or new_secret().hex()
         if self._options.nodes > 1:
             secret = os.environ.get("TUTTI_SECRET", "")
-        cores = _cores_each(self._options.workers // self._options.nodes)
-        job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, cores)
+        threads = self._options.threads_each()
+        job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, threads)
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
         try:
@@ -325,7 +329,7 @@ class _Job:
     folder: Path
     parent: int
     secret: str
-    cores: int
+    threads: int
 
     def report(self, event: dict[str, Any]) -> None:
         with (self.folder / "events").open("a") as file:
@@ -341,7 +345,7 @@ def _work(job: _Job) -> Any:
         os.environ["TUTTI_SECRET"] = job.secret
     if os.environ["MASTER_ADDR"] == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(job.cores)
+    torch.set_num_threads(job.threads)
     try:
         comm = connect(job.wire)
         result = job.function(comm, job.report if rank == 0 else _say_nothing, *job.args)

@@ -19,7 +19,6 @@ from tutti.sampling import EpochSampler
 from tutti.spec import parse
 from tutti.tasks.base import Data, Split, Task
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
 _building = threading.Lock()  # workers that are threads share torch's random state
 _REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
 
@@ -33,9 +32,10 @@ class Plan:
     global_batch: int = 64
     epochs: int | None = 12
     steps: int | None = None
-    lr: float = 0.15
+    lr: float = 0.1
     momentum: float = 0.9
     optimizer: str = "sgd"
+    schedule: str = "cosine"
     seed: int = 0
     device: str = "cpu"
 
@@ -53,6 +53,12 @@ class Plan:
             return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
         kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
         return kind(model.parameters(), lr=self.lr)
+
+    def make_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+        """The learning rate over the steps: down to zero along a cosine, or constant."""
+        if self.schedule == "cosine":
+            return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
+        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
     def total_steps(self, per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 0) * per_epoch
@@ -86,6 +92,7 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]
     with distribute(model, optimizer, spec, comm=comm) as run:
         sampler = EpochSampler(len(data.train), plan.global_batch, run.size, run.rank, plan.seed)
         watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device)
+        schedule = plan.make_schedule(optimizer, watch.total)
         for epoch, indices, last in _batches(sampler, watch.total):
             watch.begin()
             inputs, targets = (t.to(device) for t in task.batch(data.train, indices))
@@ -93,6 +100,7 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]
             loss = task.loss(run.model(inputs), targets)
             loss.backward()
             run.step()
+            schedule.step()
             optimizer.zero_grad()
             watch.end(loss, len(indices))
             if last:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import socket
 import ssl
 import struct
@@ -234,9 +235,10 @@ def test_flood_while_real_workers_meet() -> None:
     assert side_by_side(3, work) == [3.0] * 3
     stop.set()
     flooding.join()
-    assert all(map(hung_up, strangers))
     for stranger in strangers:
-        stranger.close()
+        with stranger, suppress(OSError):
+            stranger.send(b"?")  # who knocked at the very end was forgotten by the kernel, and hears of it only so
+            assert hung_up(stranger)
 
 
 def test_listening_ends_with_the_mesh() -> None:
@@ -406,8 +408,8 @@ def test_certificates_signed_by_one_authority(tmp_path: Path) -> None:
 def test_foreign_certificate_is_refused(stranger: int, tmp_path: Path) -> None:
     ours, foreign = make_tls(tmp_path, "ours"), make_tls(tmp_path, "foreign")
     heard = errors_of(2, lambda rank: Access("127.0.0.1", SECRET, foreign if rank == stranger else ours, timeout=1.0))
-    assert "worker 1 did not arrive within 1 s" in heard[0]
-    assert "certificate" in heard[1]
+    assert re.match(r"worker 1 did not arrive within 1 s: \d+ who knocked had another secret or certificate", heard[0])
+    assert "worker 1 could not reach worker 0" in heard[1]
 
 
 def test_no_certificate_at_all_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from workers import make_tls, processes, side_by_side
 
-from tutti.comm.base import LOST, PeerLost
+from tutti.comm.base import LOST, Mismatch, PeerLost
 from tutti.comm.handshake import Access
 from tutti.comm.tcp import _HEADER, TcpComm, new_secret
 
@@ -229,6 +229,26 @@ def test_one_worker_needs_no_socket() -> None:
     comm = TcpComm(0, 1, dist.HashStore(), Access("192.0.2.1", b""))  # an address that is not ours is never tried
     comm.barrier()
     comm.close()
+
+
+@pytest.mark.parametrize("length", [1, 999, 1001])
+def test_after_a_message_of_the_wrong_length(length: int) -> None:
+    """Where the next one begins is unknown: the connection is of no use, and nothing else breaks."""
+    with mesh(3) as (first, second, third), within(5):
+        first.send(1, torch.randn(1000), "control/x")
+        with pytest.raises(
+            Mismatch, match=rf"worker 0 sent 4000 bytes where worker 1 expected {4 * length} \(control/x\)"
+        ):
+            second.recv(0, torch.zeros(length), "control/x").wait()
+        third.send(1, torch.tensor([5.0]), "control/x")
+        tensor = torch.zeros(1)
+        second.recv(2, tensor, "control/x").wait()
+        assert tensor.item() == 5.0
+        with pytest.raises(PeerLost, match="worker 0 is dead"):
+            second.recv(0, tensor, "control/x").wait()
+        second.close()
+        with pytest.raises(PeerLost, match="worker 1 died"):
+            first.recv(1, tensor, "control/x").wait()
 
 
 # --- silence and slowness --------------------------------------------------------------------------------------------

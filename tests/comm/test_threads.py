@@ -9,7 +9,7 @@ import pytest
 import torch
 from workers import on_threads, side_by_side
 
-from tutti.comm.base import Comm, PeerLost
+from tutti.comm.base import Comm, Mismatch, PeerLost
 from tutti.comm.threads import World
 
 
@@ -70,7 +70,7 @@ def test_type_must_match() -> None:
     """Four bytes each: only the type tells them apart."""
     world = World(2)
     world.comm(1).send(0, torch.zeros(3, dtype=torch.int32), "control/x")
-    with pytest.raises(PeerLost, match=r"worker 1 sent 3 elements of torch\.int32 where .* 3 of torch\.float32"):
+    with pytest.raises(Mismatch, match=r"worker 1 sent 3 elements of torch\.int32 where .* 3 of torch\.float32"):
         world.comm(0).recv(1, torch.zeros(3), "control/x").wait()
 
 

@@ -38,6 +38,10 @@ class PeerLost(RunFailed):
     """Another worker is gone or silent: a consequence of what happened there, never the first cause."""
 
 
+class Mismatch(RunFailed):
+    """Two workers do not agree on the size of a message: they do not do the same thing."""
+
+
 class Lost:
     """Stands for a message that did not arrive before the deadline given to `wait`."""
 

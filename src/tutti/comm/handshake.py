@@ -183,7 +183,7 @@ class _Door:
         self._timeout = access.timeout
         self._visitors: dict[int, _Visitor] = {}
         self._admitted: dict[int, socket.socket] = {}
-        self._unproven = 0  # how many did not know the secret
+        self._unproven = 0  # how many had another secret or certificate
 
     def admit(self, links: dict[int, socket.socket], deadline: float) -> None:
         """Add a link to every higher rank."""
@@ -204,8 +204,10 @@ class _Door:
                 self._refuse(visitor)
 
     def _late(self, missing: int) -> PeerLost:
-        knocked = f"; {self._unproven} who knocked did not know the secret of this run" if self._unproven else ""
-        return PeerLost(f"worker {missing} did not arrive within {self._timeout:g} s{knocked}")
+        text = f"worker {missing} did not arrive within {self._timeout:g} s"
+        if self._unproven:
+            text += f": {self._unproven} who knocked had another secret or certificate than this run"
+        return PeerLost(text)
 
     def _ready(self) -> list[int]:
         poller = select.poll()
@@ -244,7 +246,8 @@ class _Door:
             data = connection.recv(_HELLO - len(visitor.data))
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
-        except OSError:
+        except OSError as error:
+            self._unproven += isinstance(error, ssl.SSLError)
             self._refuse(visitor)
             return
         visitor.data += data

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutti.comm.base import LOST, Clock, Comm, Lost, Message, PeerLost, Pending
+from tutti.comm.base import LOST, Clock, Comm, Lost, Message, Mismatch, PeerLost, Pending
 from tutti.comm.handshake import Access, build_mesh
 
 _HEADER = struct.Struct("<QQ")
@@ -223,6 +223,10 @@ class TcpComm(Comm):
                     return
         except _WOULD_BLOCK:
             return
+        except Mismatch:
+            self._poller.unregister(link.fd)  # nobody knows where the next frame begins
+            link.closed = True
+            raise
         except EOFError:
             self._ended(link)
         except OSError as error:
@@ -311,7 +315,7 @@ class _Receive(Pending):
 
     def check(self, length: int) -> None:
         if length != len(self.view):
-            raise PeerLost(
+            raise Mismatch(
                 f"worker {self.link.peer} sent {length} bytes where worker {self.comm.rank} "
                 f"expected {len(self.view)} ({self.tag})"
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tutti.comm.base import LOST, Clock, Comm, Lost, Message, PeerLost, Pending
+from tutti.comm.base import LOST, Clock, Comm, Lost, Message, Mismatch, PeerLost, Pending
 from tutti.errors import UserError
 
 
@@ -136,7 +136,7 @@ class ThreadsComm(Comm):
             assert letter is not None
             box.letters[peer].remove(letter)
         if letter.tensor.numel() != tensor.numel() or letter.tensor.dtype != tensor.dtype:
-            raise PeerLost(
+            raise Mismatch(
                 f"worker {peer} sent {letter.tensor.numel()} elements of {letter.tensor.dtype} where worker "
                 f"{self.rank} expected {tensor.numel()} of {tensor.dtype} ({tag})"
             )

@@ -41,10 +41,11 @@ class Entry:
         return cls(name, parse(name, Algorithm))
 
     def launch_options(self, options: LaunchOptions) -> LaunchOptions:
-        """The same place, with the number of workers that this algorithm takes."""
-        if self.algorithm.one_worker:
-            return dataclasses.replace(options, workers=1, nodes=1, node_rank=0)
-        return options
+        """The same place, with the number of workers that this algorithm takes; each computes with as many threads."""
+        workers = 1 if self.algorithm.one_worker else options.workers
+        if workers == options.workers:
+            return options
+        return dataclasses.replace(options, workers=1, nodes=1, node_rank=0, threads=options.threads_each())
 
     def file_name(self, index: int) -> str:
         return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.]+', '-', self.name).strip('-')[:60]}.json"
@@ -95,6 +96,7 @@ def _run(entry: Entry, plan: Plan, options: LaunchOptions, listener: Report) -> 
             "tls": options.wire.tls is not None,
             "nodes": options.nodes,
             "timeout": options.wire.timeout,
+            "threads": options.threads_each(),
         },
         versions=describe_versions(),
         machine=describe_machine(),

@@ -66,6 +66,8 @@ def run_entries(
     """Run them in the order given; each record is on disk before the next run begins."""
     records = []
     for index, entry in enumerate(entries, start=1):
+        if entry.algorithm.one_worker and options.node_rank > 0:
+            continue  # the first node has the one worker
         path = out / entry.file_name(index)
         record = _finished(path, entry, plan) if resume else None
         if record is None:

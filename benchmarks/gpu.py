@@ -1,6 +1,6 @@
 """What works on one CUDA device, tried for real: every preset on CUDA tensors gives the CPU's result.
 
-    PYTHONPATH=src python benchmarks/cuda.py
+    PYTHONPATH=src python benchmarks/gpu.py
 
 Needs nothing but torch and numpy. Several workers share the one device, as processes whose CUDA tensors are staged
 through host memory by our wire. NCCL refuses two workers on one device, so it runs with one worker here.

@@ -101,7 +101,10 @@ class Run:
 
     @property
     def samples(self) -> float:
-        """How many samples this worker's next gradient stands for; set it before backward when shares differ."""
+        """How many samples this worker's next gradient stands for; set it before backward when shares differ.
+
+        Any unit will do, as long as it is the same on all workers: only ratios count.
+        """
         return self.replica.samples
 
     @samples.setter

@@ -31,20 +31,24 @@ class Bucket:
     weights: Tensor
     grads: Tensor  # with the spare elements, see layout.py
     views: list[Tensor]  # the gradients, one per parameter
+    scale: float = 1.0  # what this worker's gradients are multiplied by on their way in
     missing: set[int] = field(default_factory=set)  # positions whose gradient is not there yet
 
-    def begin(self) -> None:
+    def begin(self, scale: float) -> None:
         """Wait for every gradient; count every parameter as used."""
+        self.scale = scale
         self.missing = set(range(len(self.parameters)))
         self.grads[self.layout.numel : -1] = 1
 
     def take(self, position: int) -> None:
-        """A gradient has come: into its place in the buffer, if it is not there already."""
+        """A gradient has come: scaled into its place in the buffer."""
         parameter, view = self.parameters[position], self.views[position]
         assert parameter.grad is not None
-        if parameter.grad.data_ptr() != view.data_ptr():
+        if self.scale != 1:
+            torch.mul(parameter.grad.detach(), self.scale, out=view)
+        elif parameter.grad.data_ptr() != view.data_ptr():
             view.copy_(parameter.grad)
-            parameter.grad = view
+        parameter.grad = view
         self.missing.remove(position)
 
     def fill_missing(self) -> list[int]:
@@ -76,6 +80,7 @@ class Replica:
         self.samples = 1.0  # how many samples this worker's gradient stands for
         self.steps = 0
         self.on_end: Callable[[], None] = lambda: None
+        self.scale_of: Callable[[Bucket], float] = lambda _: 1.0  # for the samples of this step
         self.scaler: torch.amp.GradScaler | None = None
         self._on_bucket: Callable[[Bucket], None] = lambda _: None
         self._places: dict[nn.Parameter, tuple[Bucket, int]] = {}
@@ -139,7 +144,7 @@ class Replica:
     def _begin(self) -> None:
         self._running, self._next = True, 0
         for bucket in self.buckets:
-            bucket.begin()
+            bucket.begin(self.scale_of(bucket))
 
     def _hand_on(self) -> None:
         self._on_bucket(self.buckets[self._next])

@@ -96,7 +96,7 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]
         for epoch, indices, last in _batches(sampler, watch.total):
             watch.begin()
             inputs, targets = (t.to(device) for t in task.batch(data.train, indices))
-            run.samples = len(indices)
+            run.samples = len(indices) * run.size / plan.global_batch  # one, where all shares are equal
             loss = task.loss(run.model(inputs), targets)
             loss.backward()
             run.step()

@@ -47,6 +47,12 @@ def layout(dtype: torch.dtype = torch.float32) -> Layout:
 NUMEL, TOTAL = layout().numel, layout().total
 
 
+def agree(exchange: Exchange, buffer: Tensor, samples: float) -> None:
+    """As whoever fills the buffer does it: scaled on the way in."""
+    buffer[: exchange.layout.numel] *= exchange.scale(samples)
+    exchange.agree(buffer, step=0, samples=samples)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("route", [route for route in ROUTES if parse(route, Collective).meets])
 def test_any_aggregator_where_contributions_meet(route: str, size: int) -> None:
@@ -55,7 +61,7 @@ def test_any_aggregator_where_contributions_meet(route: str, size: int) -> None:
     def work(comm: Comm) -> list[float]:
         exchange = AllReduce(parse(route, Collective), Median()).setup(comm, layout(), "gradients/0")
         buffer = torch.cat([rows[comm.rank], torch.tensor([1.0, float(comm.rank == 0), 0.0])])
-        exchange.agree(buffer, step=0, samples=comm.rank + 1.0)
+        agree(exchange, buffer, comm.rank + 1.0)
         return buffer.tolist()
 
     for result in on_threads(size, work):
@@ -87,12 +93,22 @@ def test_half_precision(dtype: torch.dtype, combine: str) -> None:
     def work(comm: Comm) -> list[float]:
         exchange = parse(f"all-reduce(combine={combine})", Exchange).setup(comm, layout(dtype), "gradients/0")
         buffer = torch.full((layout(dtype).total,), comm.rank + 1.0, dtype=dtype)
-        exchange.agree(buffer, step=0, samples=300.0)
+        agree(exchange, buffer, 300.0)
         return buffer.tolist()
 
     body = 2.0 if combine == "mean" else 6.0
     for result in on_threads(3, work):
-        assert result == [body] * layout(dtype).numel + [6.0, 6.0, 3.0]
+        assert result == pytest.approx([body] * layout(dtype).numel + [6.0, 6.0, 3.0], rel=torch.finfo(dtype).eps)
+
+
+def test_a_mean_in_half_precision_does_not_overflow_in_the_sum() -> None:
+    def work(comm: Comm) -> float:
+        exchange = parse("all-reduce(combine=mean)", Exchange).setup(comm, layout(torch.float16), "gradients/0")
+        buffer = torch.full((exchange.layout.total,), 40000.0, dtype=torch.float16)
+        agree(exchange, buffer, 1.0)
+        return float(buffer[0])
+
+    assert on_threads(4, work) == [40000.0] * 4
 
 
 @pytest.mark.parametrize("combine", every(Aggregator))
@@ -101,7 +117,7 @@ def test_all_end_with_the_same_bits(route: str, combine: str) -> None:
     def work(comm: Comm) -> bytes:
         exchange = parse(f"all-reduce({route}, {combine})", Exchange).setup(comm, layout(), "gradients/0")
         buffer = torch.randn(TOTAL, generator=torch.Generator().manual_seed(comm.rank))
-        exchange.agree(buffer, step=0, samples=comm.rank + 1.0)
+        agree(exchange, buffer, comm.rank + 1.0)
         return buffer.numpy().tobytes()
 
     assert len(set(on_threads(5, work))) == 1
@@ -112,7 +128,7 @@ def test_worker_without_samples_changes_nothing(route: str) -> None:
     def work(comm: Comm) -> list[float]:
         exchange = parse(f"all-reduce({route})", Exchange).setup(comm, layout(), "gradients/0")
         buffer = torch.full((TOTAL,), 1000.0 if comm.rank == 1 else 5.0)
-        exchange.agree(buffer, step=0, samples=0.0 if comm.rank == 1 else 32.0)
+        agree(exchange, buffer, 0.0 if comm.rank == 1 else 32.0)
         return buffer[:NUMEL].tolist()
 
     assert on_threads(3, work) == [[5.0] * NUMEL] * 3
@@ -144,7 +160,7 @@ def test_the_default_is_the_gradient_of_the_whole_batch() -> None:
     def work(comm: Comm) -> Tensor:
         exchange = AllReduce().setup(comm, parameters, "gradients/0")
         buffer = gradients[comm.rank].clone()
-        exchange.agree(buffer, step=0, samples=len(shares[comm.rank][0]))
+        agree(exchange, buffer, len(shares[comm.rank][0]))
         return buffer[: parameters.numel]
 
     for result in on_threads(3, work):

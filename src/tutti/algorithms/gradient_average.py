@@ -23,7 +23,7 @@ from tutti.spec import Bytes, part
 @dataclass
 class GradientAverage(Algorithm):
     exchange: Exchange = part(Exchange, "all-reduce")
-    bucket: Bytes = 25 * 2**20
+    bucket: Bytes = 4 * 2**20
     overlap: bool = True
 
     def setup(self, replica: Replica, lane: Lane) -> None:
@@ -31,6 +31,7 @@ class GradientAverage(Algorithm):
         self._pending: list[Pending] = []
         self._ready: list[Bucket] = []
         replica.make_buckets(self.bucket, self.on_bucket)
+        replica.scale_of = lambda bucket: self._exchanges[bucket.index].scale(replica.samples)
         self._exchanges = [
             self.exchange.setup(lane.comm, bucket.layout, f"gradients/{bucket.index}") for bucket in replica.buckets
         ]

@@ -1,6 +1,6 @@
 """All workers combine their buffers over one route; all end with the same one.
 
-    linear aggregator:  x <- sum(w_i x_i) [ / sum(w_i) ]     on any route, w_i in the buffer's last element
+    linear aggregator:  x <- sum(w_i x_i) [ / sum(w_i) ]     on any route; x_i comes in scaled by w_i [ / n ]
     any aggregator:     x <- combine(x_1 ... x_n)            on routes where whole contributions meet
 
 Bytes and rounds are the route's, for the buffer with its spare elements.
@@ -38,21 +38,26 @@ class AllReduce(Exchange):
             )
         self.route.prepare(self.comm)
 
-    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+    def scale(self, samples: float) -> float:
+        """On the way into the buffer: w_i / n for a mean, so that half precision does not overflow in the sum."""
+        if self.route.meets:
+            return 1.0
         weight = self.combine.weight(samples)
-        buffer[-1] = weight
-        if self.combine.linear and not self.route.meets:
-            self._by_sums(buffer, weight)
-        else:
-            self.route.run(self.comm, buffer, self.tag, self._combine_rows)
+        return weight / self.comm.size if self.combine.normalised else weight
 
-    def _by_sums(self, buffer: Tensor, weight: float) -> None:
-        body = buffer[: self.layout.numel]
-        if weight != 1:
-            body.mul_(weight)
+    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+        buffer[-1] = self.combine.weight(samples)
+        if self.route.meets:
+            self.route.run(self.comm, buffer, self.tag, self._combine_rows)
+            return
         self.route.run(self.comm, buffer, self.tag)
         if self.combine.normalised:
-            body.div_(buffer[-1])
+            self._divide(buffer[: self.layout.numel], buffer[-1] / self.comm.size)
+
+    def _divide(self, body: Tensor, mean_weight: Tensor) -> None:
+        """By the mean of all weights; usually that is one and the whole pass over the buffer can be spared."""
+        if not body.is_cpu or float(mean_weight) != 1:
+            body.div_(mean_weight)
 
     def _combine_rows(self, rows: Tensor) -> Tensor:
         numel = self.layout.numel

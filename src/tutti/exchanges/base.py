@@ -37,9 +37,13 @@ class Exchange(Member):
     def prepare(self) -> None:
         """Check the parts and make the state; `comm`, `layout` and `tag` are there."""
 
+    def scale(self, samples: float) -> float:
+        """What a contribution must be multiplied by before `agree`; whoever fills the buffer does it on the way."""
+        return 1.0
+
     @abstractmethod
     def agree(self, buffer: Tensor, step: int, samples: float) -> None:
-        """Turn this worker's buffer (see `layout`) into what all agree on; `samples` is what it stands for."""
+        """Turn this worker's scaled buffer (see `layout`) into what all agree on; `samples` is what it stands for."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

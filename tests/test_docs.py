@@ -27,9 +27,9 @@ def blocks(text: str, language: str) -> list[str]:
 def tutti_commands(text: str) -> list[str]:
     """Every `tutti ...` command in a shell block or alone in a code span."""
     lines = [line for block in blocks(text, "(?:sh|bash|console)?") for line in block.splitlines()]
-    lines += re.findall(r"`(tutti [^`\n]+)`", text)
+    lines += [line for line in re.findall(r"`(tutti [^`\n]+)`", text) if "," not in line or '"' in line]
     commands = [line.strip().removeprefix("$ ").partition("  #")[0].strip() for line in lines]
-    return [command for command in commands if command.startswith("tutti ") and "..." not in command]
+    return [command for command in commands if command.startswith("tutti ") and "--help" not in command]
 
 
 @each_document()

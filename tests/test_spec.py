@@ -256,7 +256,7 @@ def test_round_trip(text: str, base: type[Member]) -> None:
     [
         ("ddp", "gradient-average(all-reduce(ring))"),
         ("ddp()", "gradient-average(all-reduce(ring))"),
-        ("ddp(bucket=25MiB)", "gradient-average(all-reduce(ring))"),
+        ("ddp(bucket=4MiB)", "gradient-average(all-reduce(ring))"),
         ("ddp(bucket=0)", "gradient-average(all-reduce(ring), bucket=0)"),
         ("ring(overlap=true)", "gradient-average(all-reduce(ring))"),
         ("all-reduce", "gradient-average(all-reduce(native), bucket=0, overlap=false)"),

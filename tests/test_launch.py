@@ -179,7 +179,9 @@ RANK = """
 from launch_targets import add_ranks
 from tutti.launch import LaunchOptions, launch, workers_already_started
 if __name__ == "__main__":
-    print("result", launch(add_ranks, (), LaunchOptions(workers_already_started()), lambda e: None))
+    result = launch(add_ranks, (), LaunchOptions(workers_already_started()), lambda e: None)
+    if result is not None:
+        print("result", result)
 """
 
 

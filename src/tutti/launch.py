@@ -26,8 +26,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.comm.handshake import new_secret
 from tutti.comm.rendezvous import WireOptions, connect, find_place, here
-from tutti.comm.tcp import new_secret
 from tutti.comm.threads import World
 from tutti.errors import RunFailed, UserError
 

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from workers import make_tls, processes, side_by_side
 
 from tutti.comm.base import LOST, Mismatch, PeerLost
-from tutti.comm.handshake import Access
-from tutti.comm.tcp import _HEADER, TcpComm, new_secret
+from tutti.comm.handshake import Access, new_secret
+from tutti.comm.link import HEADER
+from tutti.comm.tcp import TcpComm
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def write(comm: TcpComm, peer: int, data: bytes) -> None:
 
 def frame(comm: TcpComm, tensor: torch.Tensor) -> bytes:
     """A whole message, as it goes over the wire."""
-    return _HEADER.pack(comm._code("control/x"), tensor.nbytes) + tensor.numpy().tobytes()
+    return HEADER.pack(comm._code("control/x"), tensor.nbytes) + tensor.numpy().tobytes()
 
 
 # --- deaths and goodbyes ---------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def test_slow_reader_is_not_silent(encrypted: bool, tmp_path: Path) -> None:
 
         def read_slowly() -> None:
             reader.settimeout(10)
-            left, scratch = _HEADER.size + tensor.nbytes, bytearray(2**17)
+            left, scratch = HEADER.size + tensor.nbytes, bytearray(2**17)
             while left:
                 for _ in range(8 if encrypted else 1):  # a record of TLS is short
                     left -= reader.recv_into(scratch, min(left, len(scratch))) if left else 0

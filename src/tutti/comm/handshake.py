@@ -97,6 +97,11 @@ def build_mesh(
     return links
 
 
+def new_secret() -> bytes:
+    """A secret for one run."""
+    return os.urandom(32)
+
+
 class _Prover:
     def __init__(self, secret: bytes, mesh: str) -> None:
         self._secret, self._mesh = secret, mesh.encode()

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from tutti.comm.base import Clock, Comm, PeerLost
-from tutti.comm.handshake import Access, Tls, find_address
-from tutti.comm.tcp import TcpComm, new_secret
+from tutti.comm.handshake import Access, Tls, find_address, new_secret
+from tutti.comm.tcp import TcpComm
 from tutti.comm.torch import TorchComm, default_backend
 from tutti.errors import UserError
 

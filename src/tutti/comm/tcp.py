@@ -9,16 +9,10 @@ CUDA tensors are staged through host memory.
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import os
 import select
-import socket
 import ssl
-import struct
-import termios
 import zlib
-from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -26,14 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutti.comm.base import LOST, Clock, Comm, Lost, Message, Mismatch, PeerLost, Pending
+from tutti.comm.base import Clock, Comm, Message, Mismatch, PeerLost, Pending
 from tutti.comm.handshake import Access, build_mesh
+from tutti.comm.link import BYE, HEADER, Link, Receive, Send
 
-_HEADER = struct.Struct("<QQ")
-_BYE = 2**64 - 1
 _CLOSING_SECONDS = 2.0
 _TURNS = 20  # polls without sleeping
-_WAKE_BYTES = 2**20  # of a long message, wake up for this many at a time
 _give_way = getattr(os, "sched_yield", lambda: None)
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -53,10 +45,10 @@ class TcpComm(Comm):
         self._native: Comm | None = None
         self._forks: list[TcpComm] = []
         self._poller = select.poll()
-        self._links: dict[int, _Link] = {}
-        self._by_fd: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
+        self._by_fd: dict[int, Link] = {}
         for peer, connection in build_mesh(rank, size, store, mesh, access, self.clock).items():
-            link = _Link(peer, connection)
+            link = Link(peer, connection)
             self._links[peer] = self._by_fd[link.fd] = link
             self._poller.register(link.fd, select.POLLIN)
 
@@ -64,7 +56,7 @@ class TcpComm(Comm):
         link = self._links[peer]
         if not tensor.is_cpu:
             tensor = tensor.cpu()
-        send = _Send(self, link, tensor, self._code(tag))
+        send = Send(self, link, tensor, self._code(tag))
         if link.closed:
             raise self._left(link)
         link.outbox.append(send)
@@ -74,7 +66,7 @@ class TcpComm(Comm):
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         link = self._links[peer]
-        receive = _Receive(self, link, tensor, self._code(tag), tag)
+        receive = Receive(self, link, tensor, self._code(tag), tag)
         aside = link.aside.get(receive.code)
         if aside:
             receive.deliver(aside.popleft())
@@ -96,7 +88,7 @@ class TcpComm(Comm):
             for link in links:
                 aside = link.aside.get(code)
                 if aside:
-                    receive = _Receive(self, link, tensor, code, tag)
+                    receive = Receive(self, link, tensor, code, tag)
                     receive.deliver(aside.popleft())
                     receive.wait()
                     return link.peer
@@ -130,7 +122,7 @@ class TcpComm(Comm):
         links, limit = self._links.values(), self.clock.now() + _CLOSING_SECONDS
         for link in links:
             if not link.closed:
-                link.outbox.append(_Send(self, link, torch.empty(0), _BYE))
+                link.outbox.append(Send(self, link, torch.empty(0), BYE))
                 self._write(link)
         while any(link.unsent() for link in links) and self.clock.now() < limit:
             with suppress(PeerLost):
@@ -141,7 +133,7 @@ class TcpComm(Comm):
 
     # --- the poll loop -----------------------------------------------------------------------------------------------
 
-    def drive(self, pending: _Send | _Receive, deadline: float | None) -> bool:
+    def drive(self, pending: Send | Receive, deadline: float | None) -> bool:
         """Move everything until this one is done; False when the caller's own deadline passed."""
         if self._take_turns(pending):
             return True
@@ -159,7 +151,7 @@ class TcpComm(Comm):
             self._progress(max(left, 0))
         return True
 
-    def _stirs(self, links: list[_Link]) -> bool:
+    def _stirs(self, links: list[Link]) -> bool:
         """A last look at peers that seem silent: something less than poll wakes up for may have come."""
         begun = self.clock.now()
         for link in links:
@@ -167,7 +159,7 @@ class TcpComm(Comm):
         self._progress(0)
         return any(link.heard >= begun for link in links)
 
-    def _take_turns(self, pending: _Send | _Receive) -> bool:
+    def _take_turns(self, pending: Send | Receive) -> bool:
         """Look a few times and give way to others in between, before sleeping: waking up takes longer than a turn."""
         for _ in range(_TURNS):
             if pending.done:
@@ -188,7 +180,7 @@ class TcpComm(Comm):
                 self._read(link)
         return bool(events)
 
-    def _write(self, link: _Link) -> None:
+    def _write(self, link: Link) -> None:
         outbox = link.outbox
         try:
             while outbox:
@@ -203,7 +195,7 @@ class TcpComm(Comm):
             link.writing = bool(outbox)
             self._poller.modify(link.fd, select.POLLIN | (select.POLLOUT if outbox else 0))
 
-    def _read(self, link: _Link) -> None:
+    def _read(self, link: Link) -> None:
         """Read until the socket is empty, or until nobody waits for this peer any more."""
         link.heard = self.clock.now()
         try:
@@ -233,7 +225,7 @@ class TcpComm(Comm):
             link.error = error
             self._ended(link)
 
-    def _read_header(self, link: _Link) -> bool:
+    def _read_header(self, link: Link) -> bool:
         """Read a header and aim what follows; False if it is not all there.
 
         The first receive posted gets its bytes in the same system call, and usually that is all of them.
@@ -249,11 +241,11 @@ class TcpComm(Comm):
         if got == 0:
             raise EOFError
         link.got += got
-        if link.got < _HEADER.size:
+        if link.got < HEADER.size:
             return False
-        extra, link.got = link.got - _HEADER.size, 0
-        code, length = _HEADER.unpack(link.head)
-        if code == _BYE:
+        extra, link.got = link.got - HEADER.size, 0
+        code, length = HEADER.unpack(link.head)
+        if code == BYE:
             link.said_goodbye = True
             return self._read_header(link)
         link.aim(code, length)
@@ -267,14 +259,14 @@ class TcpComm(Comm):
 
     # --- ends of connections -----------------------------------------------------------------------------------------
 
-    def _ended(self, link: _Link) -> None:
+    def _ended(self, link: Link) -> None:
         self._poller.unregister(link.fd)
         link.closed = True
         if not link.said_goodbye:
             reason = f" ({link.error.strerror or link.error})" if link.error else ""
             raise PeerLost(f"worker {link.peer} died: its connection to worker {self.rank} was cut{reason}")
 
-    def _left(self, link: _Link) -> PeerLost:
+    def _left(self, link: Link) -> PeerLost:
         how = "had finished and left" if link.said_goodbye else "is dead"
         return PeerLost(f"worker {link.peer} {how} while worker {self.rank} waited for it")
 
@@ -287,174 +279,3 @@ class TcpComm(Comm):
                 raise ValueError(f"tag '{tag}' collides with another one: rename it")
             self._codes[tag] = code
         return code
-
-
-class _Send(Pending):
-    __slots__ = ("comm", "done", "link", "parts", "tensor")
-
-    def __init__(self, comm: TcpComm, link: _Link, tensor: Tensor, code: int) -> None:
-        self.comm, self.link, self.tensor, self.done = comm, link, tensor, False
-        view = _bytes_of(tensor)
-        self.parts: list[memoryview | bytes] = [_HEADER.pack(code, len(view)), view]
-
-    def wait(self, deadline: float | None = None) -> Tensor | Lost:
-        if not self.done and not self.comm.drive(self, deadline):
-            return LOST
-        return self.tensor
-
-
-class _Receive(Pending):
-    __slots__ = ("code", "comm", "done", "header", "host", "link", "tag", "tensor", "view", "whole")
-
-    def __init__(self, comm: TcpComm, link: _Link, tensor: Tensor, code: int, tag: str) -> None:
-        self.comm, self.link, self.tensor, self.code, self.tag, self.done = comm, link, tensor, code, tag, False
-        self.host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
-        self.view = _bytes_of(self.host)
-        self.header = _HEADER.pack(code, len(self.view))
-        self.whole = _HEADER.size + len(self.view)  # the frame's length
-
-    def check(self, length: int) -> None:
-        if length != len(self.view):
-            raise Mismatch(
-                f"worker {self.link.peer} sent {length} bytes where worker {self.comm.rank} "
-                f"expected {len(self.view)} ({self.tag})"
-            )
-
-    def deliver(self, data: bytearray) -> None:
-        self.check(len(data))
-        self.view[:] = data
-        self.done = True
-
-    def wait(self, deadline: float | None = None) -> Tensor | Lost:
-        if not self.done and not self.comm.drive(self, deadline):
-            self.link.give_up(self)
-            return LOST
-        if self.host is not self.tensor:
-            self.tensor.copy_(self.host)
-        return self.tensor
-
-
-class _Link:
-    """One connection: what waits to go out, what is coming in, what was put aside."""
-
-    def __init__(self, peer: int, connection: socket.socket) -> None:
-        self.peer, self.connection, self.fd = peer, connection, connection.fileno()
-        self.plain = not isinstance(connection, ssl.SSLSocket)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.outbox: deque[_Send] = deque()
-        self.writing = self.said_goodbye = self.closed = False
-        self.error: OSError | None = None  # what a failed call said
-        self.least = 1  # bytes that make the socket readable
-        self.heard = 0.0  # when the peer last gave a sign of life
-        self.posted: deque[_Receive] = deque()
-        self.aside: dict[int, deque[bytearray]] = {}
-        self.late: Counter[int] = Counter()
-        self.head = memoryview(bytearray(_HEADER.size))
-        self.got = 0  # bytes of the header that are there
-        self.code = 0
-        self.body: memoryview | None = None  # what is still to be filled of the frame being read
-        self.receive: _Receive | None = None  # whose memory that is; else it is put aside, or thrown away
-        self.stash: bytearray | None = None
-        self.pushed: memoryview | None = None  # bytes read too far, to be taken before the socket's
-
-    def put(self, send: _Send) -> bool:
-        """Write what the socket takes; True when the frame is out."""
-        parts = send.parts
-        sent = self.connection.sendmsg(parts) if self.plain else self.connection.send(parts[0] or parts[1])
-        while parts and sent >= len(parts[0]):
-            sent -= len(parts.pop(0))
-        if parts:
-            parts[0] = memoryview(parts[0])[sent:]
-        return not parts
-
-    def take(self, view: memoryview) -> int:
-        if self.pushed is None:
-            return self.connection.recv_into(view)
-        count = min(len(view), len(self.pushed))
-        view[:count] = self.pushed[:count]
-        self.pushed = self.pushed[count:] if count < len(self.pushed) else None
-        return count
-
-    def wake_for(self, nbytes: int) -> None:
-        """Let poll sleep until so much of a long message is there: fewer turns, fewer switches between workers."""
-        least = min(nbytes, _WAKE_BYTES) if self.plain and nbytes > _WAKE_BYTES // 16 else 1
-        if least != self.least:
-            self.least = least
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-
-    def secret_bytes(self) -> bool:
-        """Bytes that poll cannot see: read too far, or decrypted and not fetched."""
-        return self.pushed is not None or (isinstance(self.connection, ssl.SSLSocket) and self.connection.pending() > 0)
-
-    def unsent(self) -> bool:
-        """Whether something waits here or in the kernel, which drops it if the peer sends to a closed socket."""
-        if self.closed:
-            return False
-        return bool(self.outbox) or fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(4)) != bytes(4)
-
-    def aim(self, code: int, length: int) -> None:
-        """A frame begins: into the memory of its receive, aside, or away."""
-        self.code, self.receive, self.stash = code, None, None
-        if self.late[code] > 0:
-            self.late -= Counter([code])  # an empty counter again when it was the last
-            self.body = memoryview(bytearray(length))
-            return
-        self.receive = self._claim(code)
-        if self.receive is not None:
-            self.receive.check(length)
-            self.body = self.receive.view
-        else:
-            self.stash = bytearray(length)
-            self.body = memoryview(self.stash)
-
-    def finish(self) -> None:
-        """The frame is complete."""
-        if self.receive is not None:
-            self.receive.done = True
-        elif self.stash is not None:
-            receive = self._claim(self.code)
-            if receive is not None:
-                receive.deliver(self.stash)
-            else:
-                self.aside.setdefault(self.code, deque()).append(self.stash)
-        self.body = self.receive = self.stash = None
-
-    def give_up(self, receive: _Receive) -> None:
-        """The deadline passed: what has begun to arrive goes nowhere, what has not will be thrown away."""
-        if receive is self.receive:
-            assert self.body is not None
-            self.body, self.receive = memoryview(bytearray(len(self.body))), None
-            return
-        self.posted.remove(receive)
-        if self.stash is not None and self.code == receive.code:
-            self.stash = None
-        else:
-            self.late[receive.code] += 1
-
-    def _claim(self, code: int) -> _Receive | None:
-        for receive in self.posted:
-            if receive.code == code:
-                self.posted.remove(receive)
-                return receive
-        return None
-
-
-_array_kinds: dict[int, type[ctypes.Array[ctypes.c_ubyte]]] = {}  # by length; making one takes longer than using it
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's own memory; whoever holds the view keeps the tensor."""
-    if not tensor.is_contiguous():
-        raise ValueError("only contiguous tensors can be sent or received in place")
-    nbytes = tensor.nbytes
-    if nbytes == 0:
-        return memoryview(bytearray())
-    kind = _array_kinds.get(nbytes)
-    if kind is None:
-        kind = _array_kinds[nbytes] = ctypes.c_ubyte * nbytes
-    return memoryview(kind.from_address(tensor.data_ptr())).cast("B")
-
-
-def new_secret() -> bytes:
-    """A secret for one run."""
-    return os.urandom(32)

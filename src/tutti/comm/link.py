@@ -1,0 +1,202 @@
+"""One connection of our wire: what waits to go out, what is coming in, what was put aside; and the messages themselves.
+
+A frame on the connection is a header (tag, length; 16 bytes) and the tensor's bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import socket
+import ssl
+import struct
+import termios
+from collections import Counter, deque
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tutti.comm.base import LOST, Lost, Mismatch, Pending
+
+HEADER = struct.Struct("<QQ")
+BYE = 2**64 - 1  # the tag of a goodbye
+_WAKE_BYTES = 2**20  # of a long message, wake up for this many at a time
+
+
+class Driver(Protocol):
+    """Whoever turns the poll loop (`tcp.TcpComm`)."""
+
+    rank: int
+
+    def drive(self, pending: Send | Receive, deadline: float | None) -> bool: ...
+
+
+class Send(Pending):
+    """A message on its way out."""
+
+    __slots__ = ("comm", "done", "link", "parts", "tensor")
+
+    def __init__(self, comm: Driver, link: Link, tensor: Tensor, code: int) -> None:
+        self.comm, self.link, self.tensor, self.done = comm, link, tensor, False
+        view = _bytes_of(tensor)
+        self.parts: list[memoryview | bytes] = [HEADER.pack(code, len(view)), view]
+
+    def wait(self, deadline: float | None = None) -> Tensor | Lost:
+        if not self.done and not self.comm.drive(self, deadline):
+            return LOST
+        return self.tensor
+
+
+class Receive(Pending):
+    """A message somebody waits for."""
+
+    __slots__ = ("code", "comm", "done", "header", "host", "link", "tag", "tensor", "view", "whole")
+
+    def __init__(self, comm: Driver, link: Link, tensor: Tensor, code: int, tag: str) -> None:
+        self.comm, self.link, self.tensor, self.code, self.tag, self.done = comm, link, tensor, code, tag, False
+        self.host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
+        self.view = _bytes_of(self.host)
+        self.header = HEADER.pack(code, len(self.view))
+        self.whole = HEADER.size + len(self.view)  # the frame's length
+
+    def check(self, length: int) -> None:
+        if length != len(self.view):
+            raise Mismatch(
+                f"worker {self.link.peer} sent {length} bytes where worker {self.comm.rank} "
+                f"expected {len(self.view)} ({self.tag})"
+            )
+
+    def deliver(self, data: bytearray) -> None:
+        self.check(len(data))
+        self.view[:] = data
+        self.done = True
+
+    def wait(self, deadline: float | None = None) -> Tensor | Lost:
+        if not self.done and not self.comm.drive(self, deadline):
+            self.link.give_up(self)
+            return LOST
+        if self.host is not self.tensor:
+            self.tensor.copy_(self.host)
+        return self.tensor
+
+
+class Link:
+    """One connection: what waits to go out, what is coming in, what was put aside."""
+
+    def __init__(self, peer: int, connection: socket.socket) -> None:
+        self.peer, self.connection, self.fd = peer, connection, connection.fileno()
+        self.plain = not isinstance(connection, ssl.SSLSocket)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.outbox: deque[Send] = deque()
+        self.writing = self.said_goodbye = self.closed = False
+        self.error: OSError | None = None  # what a failed call said
+        self.least = 1  # bytes that make the socket readable
+        self.heard = 0.0  # when the peer last gave a sign of life
+        self.posted: deque[Receive] = deque()
+        self.aside: dict[int, deque[bytearray]] = {}
+        self.late: Counter[int] = Counter()
+        self.head = memoryview(bytearray(HEADER.size))
+        self.got = 0  # bytes of the header that are there
+        self.code = 0
+        self.body: memoryview | None = None  # what is still to be filled of the frame being read
+        self.receive: Receive | None = None  # whose memory that is; else it is put aside, or thrown away
+        self.stash: bytearray | None = None
+        self.pushed: memoryview | None = None  # bytes read too far, to be taken before the socket's
+
+    def put(self, send: Send) -> bool:
+        """Write what the socket takes; True when the frame is out."""
+        parts = send.parts
+        sent = self.connection.sendmsg(parts) if self.plain else self.connection.send(parts[0] or parts[1])
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if parts:
+            parts[0] = memoryview(parts[0])[sent:]
+        return not parts
+
+    def take(self, view: memoryview) -> int:
+        if self.pushed is None:
+            return self.connection.recv_into(view)
+        count = min(len(view), len(self.pushed))
+        view[:count] = self.pushed[:count]
+        self.pushed = self.pushed[count:] if count < len(self.pushed) else None
+        return count
+
+    def wake_for(self, nbytes: int) -> None:
+        """Let poll sleep until so much of a long message is there: fewer turns, fewer switches between workers."""
+        least = min(nbytes, _WAKE_BYTES) if self.plain and nbytes > _WAKE_BYTES // 16 else 1
+        if least != self.least:
+            self.least = least
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    def secret_bytes(self) -> bool:
+        """Bytes that poll cannot see: read too far, or decrypted and not fetched."""
+        return self.pushed is not None or (isinstance(self.connection, ssl.SSLSocket) and self.connection.pending() > 0)
+
+    def unsent(self) -> bool:
+        """Whether something waits here or in the kernel, which drops it if the peer sends to a closed socket."""
+        if self.closed:
+            return False
+        return bool(self.outbox) or fcntl.ioctl(self.fd, termios.TIOCOUTQ, bytes(4)) != bytes(4)
+
+    def aim(self, code: int, length: int) -> None:
+        """A frame begins: into the memory of its receive, aside, or away."""
+        self.code, self.receive, self.stash = code, None, None
+        if self.late[code] > 0:
+            self.late -= Counter([code])  # an empty counter again when it was the last
+            self.body = memoryview(bytearray(length))
+            return
+        self.receive = self._claim(code)
+        if self.receive is not None:
+            self.receive.check(length)
+            self.body = self.receive.view
+        else:
+            self.stash = bytearray(length)
+            self.body = memoryview(self.stash)
+
+    def finish(self) -> None:
+        """The frame is complete."""
+        if self.receive is not None:
+            self.receive.done = True
+        elif self.stash is not None:
+            receive = self._claim(self.code)
+            if receive is not None:
+                receive.deliver(self.stash)
+            else:
+                self.aside.setdefault(self.code, deque()).append(self.stash)
+        self.body = self.receive = self.stash = None
+
+    def give_up(self, receive: Receive) -> None:
+        """The deadline passed: what has begun to arrive goes nowhere, what has not will be thrown away."""
+        if receive is self.receive:
+            assert self.body is not None
+            self.body, self.receive = memoryview(bytearray(len(self.body))), None
+            return
+        self.posted.remove(receive)
+        if self.stash is not None and self.code == receive.code:
+            self.stash = None
+        else:
+            self.late[receive.code] += 1
+
+    def _claim(self, code: int) -> Receive | None:
+        for receive in self.posted:
+            if receive.code == code:
+                self.posted.remove(receive)
+                return receive
+        return None
+
+
+_array_kinds: dict[int, type[ctypes.Array[ctypes.c_ubyte]]] = {}  # by length; making one takes longer than using it
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's own memory; whoever holds the view keeps the tensor."""
+    if not tensor.is_contiguous():
+        raise ValueError("only contiguous tensors can be sent or received in place")
+    nbytes = tensor.nbytes
+    if nbytes == 0:
+        return memoryview(bytearray())
+    kind = _array_kinds.get(nbytes)
+    if kind is None:
+        kind = _array_kinds[nbytes] = ctypes.c_ubyte * nbytes
+    return memoryview(kind.from_address(tensor.data_ptr())).cast("B")

@@ -16,7 +16,8 @@ SHORT = Plan(steps=6, global_batch=32)
 
 def run(spec: str, plan: Plan = SHORT, workers: int = 3, engine: str = "threads") -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = launch(train, (spec, plan), LaunchOptions(workers, engine=engine), events.append)
+    place = LaunchOptions(workers, engine=engine, preload=("sklearn.datasets",))
+    rows: list[dict[str, Any]] = launch(train, (spec, plan), place, events.append)
     assert events[0]["event"] == "begin"
     assert events[-1]["event"] == "evaluation"
     return rows

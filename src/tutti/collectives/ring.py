@@ -67,6 +67,6 @@ def _pass_on(
         elif scratch is None:
             comm.exchange(sends, [(left, target)], tag)
         else:
-            landing = scratch[: target.numel()]
+            landing = scratch if scratch.numel() == target.numel() else scratch[: target.numel()]
             comm.exchange(sends, [(left, landing)], tag)
             target.add_(landing)

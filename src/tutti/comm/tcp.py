@@ -75,9 +75,9 @@ class TcpComm(Comm):
         return receive
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
-        pending = [self.recv(peer, tensor, tag) for peer, tensor in recvs]
-        pending += [self.send(peer, tensor, tag) for peer, tensor in sends]
-        for each in pending:
+        sent = [self.send(peer, tensor, tag) for peer, tensor in sends]  # first: others may be waiting for it
+        received = [self.recv(peer, tensor, tag) for peer, tensor in recvs]
+        for each in (*received, *sent):
             each.wait()
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:

@@ -3,7 +3,8 @@
 Its operations are the backend's own; messages go point to point through the same group, so that every route also runs
 here (`--wire torch`). A fork is a group of its own, so that nothing of the user's interleaves with the lane. Deadlines
 are the backend's: a `wait` with a deadline of ours is not offered by gloo without closing the pair. NCCL has no tags
-and takes grouped messages only; with two or more workers it is untested (no machine of ours has two GPUs).
+and takes grouped messages only; with two or more workers it is untested (no machine of ours has two GPUs), and so is
+MPI, which torch has only where it was built with it.
 """
 
 from __future__ import annotations
@@ -141,5 +142,7 @@ def _code(tag: str) -> int:
 
 
 def default_backend(device: torch.device) -> str:
-    """gloo for CPU tensors; for CUDA tensors nccl, with gloo beside it for what is on the CPU."""
+    """MPI where the user's process group is MPI's; else gloo, and for CUDA tensors nccl with gloo beside it."""
+    if dist.is_initialized() and dist.get_backend() == "mpi":
+        return "mpi"
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

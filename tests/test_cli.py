@@ -210,6 +210,21 @@ def test_an_out_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert "cannot write records" in capsys.readouterr().err
 
 
+def test_a_failed_run_gets_exit_code_1_and_the_workers_own_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object) -> None:
+        raise LookupError("the dog ate it")
+
+    monkeypatch.setattr("tutti.train.Plan.build", break_down)
+    assert main(["run", "ddp", *QUICK, "--out", str(tmp_path)]) == 1
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("tutti: worker ")
+    assert first.endswith("raised LookupError: the dog ate it")
+    assert any("break_down" in line for line in rest)
+    assert not list(tmp_path.glob("*.json"))
+
+
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -199,6 +200,14 @@ def test_under_torchrun(tmp_path: Path) -> None:
     results = [line for line in done.stdout.splitlines() if line.startswith("result {")]
     assert len(results) == 1
     assert "'sum': 1.0" in results[0]
+
+
+def test_one_worker_alone_between_runs_of_all_under_torchrun(tmp_path: Path) -> None:
+    """The command itself under a launcher: `single` is rank 0's affair, and the others are there again after it."""
+    command = ["-m", "tutti", "compare", "ring", "single", "ddp", "--steps", "3", "--out", str(tmp_path), "--json", "-"]
+    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command)
+    assert done.returncode == 0, done.stderr
+    assert [row["workers"] for row in json.loads(done.stdout)] == [2, 1, 2]
 
 
 def test_under_slurms_environment(tmp_path: Path) -> None:

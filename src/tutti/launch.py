@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +28,7 @@ import torch
 
 from tutti.comm.base import Clock, Comm, PeerLost
 from tutti.comm.handshake import new_secret
-from tutti.comm.rendezvous import WireOptions, connect, find_place, here
+from tutti.comm.rendezvous import Place, WireOptions, connect, find_place, here, meet
 from tutti.comm.threads import World
 from tutti.errors import RunFailed, UserError
 
@@ -99,28 +100,29 @@ def _on_launched_rank(
     assert place is not None
     if place.size != options.workers and options.workers != 1:
         raise UserError(f"the launcher started {place.size} workers, not {options.workers}; leave --workers out")
-    if options.workers == 1 and place.rank > 0:
-        return None
-    with _alone() if options.workers == 1 else _as_it_is():
-        comm = connect(options.wire)
-        result = function(comm, listener if comm.rank == 0 else _say_nothing, *args)
-        comm.close()
+    if options.workers < place.size:
+        return _in_turn(function, args, options, listener, place)
+    comm = connect(options.wire)
+    result = function(comm, listener if comm.rank == 0 else _say_nothing, *args)
+    comm.close()
     return result if place.rank == 0 else None
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One rank works while the others do nothing: as if no launcher had started it."""
+def _in_turn(
+    function: WorkerFunction[Result], args: tuple[Any, ...], options: LaunchOptions, listener: Report, place: Place
+) -> Result | None:
+    """A run of one worker: rank 0 does it as if nobody had launched it, and the others wait, however long it takes."""
+    store = meet(place, options.wire.timeout)
+    if place.rank > 0:
+        store.wait(["done"], timedelta(days=30))
+        return None
     hidden = {key: os.environ.pop(key) for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID") if key in os.environ}
     try:
-        yield
+        with _computing_threads(options.threads_each()):
+            return function(connect(options.wire), listener, *args)
     finally:
         os.environ.update(hidden)
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
+        store.set("done", "")
 
 
 def _on_threads(

@@ -23,7 +23,7 @@ from tutti.comm.torch import TorchComm, default_backend
 from tutti.errors import UserError
 
 WIRES = ("tcp", "torch")
-_meetings = itertools.count()  # one per connect(), in the same order on every worker
+_meetings = itertools.count()  # in the same order on every worker
 here = threading.local()  # .comm: the wire of a worker that is a thread of this process
 
 
@@ -86,7 +86,7 @@ def connect(options: WireOptions | None = None, clock: Clock | None = None) -> C
     if options.wire not in WIRES:
         raise UserError(f"there is no wire '{options.wire}'; there is {', '.join(WIRES)}")
     place = find_place() or Place(0, 1, 0, "127.0.0.1", 0)
-    store = dist.PrefixStore(f"tutti/{next(_meetings)}", _open_store(place, options.timeout))
+    store = meet(place, options.timeout)
     if options.wire == "torch":
         backend = default_backend(torch.device(options.device))
         return TorchComm.join(place.rank, place.size, store, options.timeout, clock, backend)
@@ -95,11 +95,16 @@ def connect(options: WireOptions | None = None, clock: Clock | None = None) -> C
     return TcpComm(place.rank, place.size, store, access, clock)
 
 
+def meet(place: Place, timeout: float) -> dist.Store:
+    """A store for this meeting of all workers alone; one that is alone has a store to itself."""
+    if place.size == 1:
+        return dist.HashStore()
+    return dist.PrefixStore(f"tutti/{next(_meetings)}", _open_store(place, timeout))
+
+
 def _open_store(place: Place, timeout: float) -> dist.Store:
     if dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
-    if place.size == 1:
-        return dist.HashStore()
     hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         return dist.TCPStore(

@@ -80,9 +80,14 @@ def test_resume_keeps_what_is_finished(tmp_path: Path) -> None:
     assert [path.stat().st_mtime_ns for path in records] != before
 
 
+def test_resume_without_a_folder_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "ring", *QUICK, "--resume"]) == 2
+    assert "--resume needs --out" in capsys.readouterr().err
+
+
 def test_specs_from_a_file(tmp_path: Path) -> None:
     specs = tmp_path / "specs.txt"
-    specs.write_text("# two ways\nring\n\ngradient-average(all-reduce(star), bucket=1MiB)\n")
+    specs.write_text("  # two ways\nring\n\ngradient-average(all-reduce(star), bucket=1MiB)\n")
     assert main(["compare", f"@{specs}", *QUICK, "--out", str(tmp_path / "out")]) == 0
     assert len(list((tmp_path / "out").glob("*.json"))) == 2
 
@@ -145,9 +150,14 @@ def test_the_race_is_every_preset_and_the_two_references() -> None:
         (["run", "ddp", "--interface", "nowhere0"], "there is no interface 'nowhere0'"),
         (["run", "ddp", "--nodes", "2"], "needs --master"),
         (["run", "ddp", "--tls-cert", "no.crt"], "go together"),
-        (["run", "ddp", "--tls-cert", "no.crt", "--tls-key", "no.key"], "cannot use no.crt"),
+        (["run", "ddp", "--tls-cert", "no.crt", "--tls-key", "no.key"], "there is no file no.crt"),
         (["run", "ddp", "--tls", "--wire", "torch"], "has no TLS"),
         (["run", "ddp", "--json", "no/such/folder.json"], "there is no folder"),
+        (["run", "ddp", "--tls-ca", "no.crt"], "go together"),
+        (["run", "ddp", "--deadline", "0s"], "--deadline must be at least 1s, not 0s"),
+        (["run", "ddp", "--deadline", "3"], "takes a time such as 40ms, not '3'"),
+        (["run", "ddp", "--json", "/"], "cannot write --json /"),
+        (["compare", "@/dev/null"], "there are no specs in /dev/null"),
         (["compare", "@no-such-file"], "cannot read the specs in no-such-file"),
         (["run", "ddp", "--task", "synthetic(shape=3x8x8)", "--model", "vgg-11"], "not 3x8x8"),
     ],

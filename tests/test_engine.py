@@ -63,6 +63,21 @@ def test_without_a_launcher_it_trains_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(weights(model), weights(plain))
 
 
+def test_an_optimizer_is_distributed_once_at_a_time() -> None:
+    model = small_model()
+    optimizer = momentum(model)
+    run = distribute(model, optimizer, comm=World(1).comm(0))
+    with pytest.raises(UserError, match=r"distributed already; close\(\) that run first"):
+        distribute(model, optimizer, comm=World(1).comm(0))
+    run.close()
+    distribute(model, optimizer, comm=World(1).comm(0)).close()
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    with alone() as run, pytest.raises(UserError, match=r"no state of run.state_dict\(\): it holds checkpoint"):
+        run.load_state_dict({"checkpoint": run.state_dict()})
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_workers_together_train_as_one_on_the_joint_batch(size: int) -> None:
     def work(comm: Comm) -> Tensor:

@@ -96,10 +96,11 @@ def test_a_worker_that_ends_without_a_word_is_named() -> None:
         launch(misbehave, ("exit", 1), options(), ignore)
 
 
-def test_a_silent_worker_ends_the_run_within_its_deadline_and_is_killed() -> None:
+@pytest.mark.parametrize("culprit", [1, 3])
+def test_a_silent_worker_ends_the_run_within_its_deadline_and_is_killed(culprit: int) -> None:
     before = all_processes()
-    with pytest.raises(RunFailed, match=r"^worker 1 did not answer worker \d within 2 s$"):
-        launch(misbehave, ("stop", 1), options(timeout=2.0), ignore)
+    with pytest.raises(RunFailed, match=rf"^worker {culprit} did not answer worker \d within 2 s$"):
+        launch(misbehave, ("stop", culprit), options(4, timeout=2.0), ignore)
     stopped = [pid for pid in worker_processes(before) if "launch_targets" in command_line(pid)]
     assert not stopped
 

@@ -147,7 +147,7 @@ def test_none_stands_where_a_member_or_number_may_be_left_out(creature: type[Mem
         ("9007199254740993", Bytes, 2**53 + 1),
         ("40ms", Seconds, 0.04),
         ("3us", Seconds, 3e-6),
-        ("2", Seconds, 2.0),
+        ("0", Seconds, 0.0),
         ("2s", Seconds, 2.0),
         ("1.5min", Seconds, 90.0),
         ("1h", Seconds, 3600.0),
@@ -180,6 +180,7 @@ def test_quantities(word: str, kind: Any, value: Any) -> None:
         ("-1", Bytes, "it must be at least 0, not -1"),
         ("1e999", Bytes, "it takes a size such as 25MiB, not '1e999'"),
         ("1" + "0" * 400, Seconds, "it takes a time such as 40ms"),
+        ("40", Seconds, "it takes a time such as 40ms, not '40'"),  # milliseconds may have been meant
         ("40mins", Seconds, "it takes a time such as 40ms, not '40mins'"),
         ("-40ms", Seconds, "it must be at least 0, not -40ms"),
         ("1e999", Seconds, "it takes a time such as 40ms"),
@@ -219,7 +220,7 @@ def test_times_are_written_so_that_they_read_back(creature: type[Member]) -> Non
 
 def test_the_shortest_unit_is_written(creature: type[Member]) -> None:
     assert str(parse("sea-horse(1073741824)", creature)) == "sea-horse(1GiB)"
-    assert str(parse("sea-horse(size=0, pause=0.04)", creature)) == "sea-horse(0, pause=40ms)"
+    assert str(parse("sea-horse(size=0, pause=0.04s)", creature)) == "sea-horse(0, pause=40ms)"
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

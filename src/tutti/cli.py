@@ -183,6 +183,8 @@ def _run(args: argparse.Namespace) -> int:
     from tutti.lab.run import Entry, check_all, run_entries
     from tutti.lab.screen import Screen
 
+    if args.resume and args.out is None:
+        raise UserError("--resume needs --out DIR: the folder whose finished runs are kept")
     entries = [Entry.read(name) for name in _names(args.specs or list(RACE))]
     plan = _plan(args)
     place = find_place()
@@ -210,7 +212,10 @@ def _names(specs: list[str]) -> list[str]:
             lines = Path(spec[1:]).read_text().splitlines()
         except OSError as error:
             raise UserError(f"cannot read the specs in {spec[1:]}: {error.strerror}") from None
-        names += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+        if not found:
+            raise UserError(f"there are no specs in {spec[1:]}; it takes one per line")
+        names += found
     return names
 
 
@@ -257,15 +262,17 @@ def _launch_options(args: argparse.Namespace) -> Iterator[LaunchOptions]:
 
 def _wire_options(args: argparse.Namespace, folder: Path) -> WireOptions:
     from tutti.comm.certificate import make_certificate
-    from tutti.comm.handshake import Tls
+    from tutti.comm.handshake import Tls, find_address
     from tutti.comm.rendezvous import WireOptions
     from tutti.spec import Seconds, parse_quantity
     from tutti.train import find_device
 
+    if args.interface:
+        find_address(args.interface, "127.0.0.1")
     tls = None
-    if args.tls_cert or args.tls_key:
+    if args.tls_cert or args.tls_key or args.tls_ca:
         if not (args.tls_cert and args.tls_key):
-            raise UserError("--tls-cert and --tls-key go together: a certificate is of no use without its key")
+            raise UserError("--tls-cert and --tls-key go together (and --tls-ca with them): a certificate and its key")
         tls = Tls(args.tls_cert, args.tls_key, args.tls_ca)
         tls.context(server=True)  # reads the files now, so that a wrong one is named before any worker starts
     elif args.tls:
@@ -275,6 +282,8 @@ def _wire_options(args: argparse.Namespace, folder: Path) -> WireOptions:
     if tls is not None and args.wire == "torch":
         raise UserError("torch.distributed's wire has no TLS; use --wire tcp")
     deadline = parse_quantity(args.deadline, Seconds, "--deadline")
+    if deadline < 1:
+        raise UserError(f"--deadline must be at least 1s, not {args.deadline}: workers need a moment to meet")
     return WireOptions(args.wire, args.interface, tls, deadline, find_device(args.device, 0).type)
 
 
@@ -286,8 +295,13 @@ def _check_writable(out: Path, json_to: str | None) -> None:
         (out / ".tutti").unlink()
     except OSError as error:
         raise UserError(f"cannot write records to {out}: {error.strerror}; choose another --out") from None
-    if json_to not in (None, "-") and not Path(str(json_to)).parent.is_dir():
-        raise UserError(f"there is no folder {Path(str(json_to)).parent} for --json {json_to}")
+    if json_to in (None, "-"):
+        return
+    target = Path(str(json_to))
+    if not target.parent.is_dir():
+        raise UserError(f"there is no folder {target.parent} for --json {json_to}")
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise UserError(f"cannot write --json {json_to}: it is a folder, or not yours to write")
 
 
 def _new_folder() -> Path:

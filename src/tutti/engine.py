@@ -27,6 +27,8 @@ from tutti.errors import UserError
 from tutti.replica import Replica
 from tutti.spec import parse
 
+_in_use: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of runs that are not closed
+
 
 def distribute(
     model: nn.Module,
@@ -66,6 +68,8 @@ class Run:
     ) -> None:
         self._device = next(model.parameters()).device
         check(algorithm, comm.wire, comm.size, self._device)
+        if optimizer in _in_use:
+            raise UserError("this optimizer is distributed already; close() that run first")
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
@@ -86,6 +90,7 @@ class Run:
             self._finalizer()
             raise
         self.model = algorithm.model(self.replica)
+        _in_use.add(optimizer)
         self._hooks = [
             optimizer.register_step_pre_hook(self._refuse_foreign_step),
             model.register_forward_pre_hook(self._remember_first_batch, with_kwargs=True),
@@ -174,6 +179,8 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not {"spec", "workers", "steps", "model", "optimizer", "algorithm"} <= set(state):
+            raise UserError(f"this is no state of run.state_dict(): it holds {', '.join(map(str, state)) or 'nothing'}")
         if state["spec"] != str(self.algorithm):
             raise UserError(f"this state is of '{state['spec']}' and cannot continue '{self.algorithm}'")
         if state["workers"] != self.size:
@@ -190,6 +197,7 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        _in_use.discard(self.replica.optimizer)
         for hook in self._hooks:
             hook.remove()
         self.replica.close()

@@ -11,6 +11,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import select
 import shutil
 import signal
@@ -35,7 +36,7 @@ from tutti.errors import RunFailed, UserError
 Report = Callable[[dict[str, Any]], None]  # how worker 0 tells the outside what is going on
 Result = TypeVar("Result", covariant=True)
 
-_GRACE = 1.0  # seconds a worker that lost a peer waits, so that the peer's own error is found first
+_GRACE = 0.6  # seconds a worker that lost a peer waits, so that the peer's own error is found first
 
 
 class WorkerFunction(Protocol[Result]):
@@ -184,12 +185,16 @@ class _Failure:
     time: float
     by_user: bool
     of_peer: bool
+    accused: int | None = None  # the peer that was lost
 
     @classmethod
     def of(cls, rank: int, error: BaseException, time: float) -> _Failure:
         trace = "".join(traceback.format_exception(error))
         user, peer = isinstance(error, UserError), isinstance(error, PeerLost)
-        return cls(rank, type(error).__name__, str(error), trace, time, user, peer)
+        accused = re.match(r"worker (\d+)", str(error)) if peer else None
+        return cls(
+            rank, type(error).__name__, str(error), trace, time, user, peer, int(accused[1]) if accused else None
+        )
 
 
 def _failure(failure: _Failure) -> UserError | RunFailed:
@@ -289,8 +294,10 @@ class _Processes:
                 self._listener(json.loads(line))
 
     def _failures(self) -> list[_Failure]:
-        paths = self._folder.glob("error-*.json")
-        return sorted((_Failure(**json.loads(path.read_text())) for path in paths), key=lambda f: (f.of_peer, f.time))
+        """What the workers said, first causes first: own errors, then who is accused and has not spoken himself."""
+        found = [_Failure(**json.loads(path.read_text())) for path in self._folder.glob("error-*.json")]
+        spoken = {failure.rank for failure in found}
+        return sorted(found, key=lambda f: (f.of_peer, f.accused in spoken, f.time))
 
     def _kill_all(self) -> None:
         for path in self._folder.glob("pid-*"):
@@ -341,7 +348,7 @@ class _Job:
 def _work(job: _Job) -> Any:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the parent says the word
     rank = int(os.environ["RANK"])
-    _die_with(job.parent)
+    _die_with(job.parent, job.folder)
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
     if job.secret:
         os.environ["TUTTI_SECRET"] = job.secret
@@ -371,8 +378,8 @@ def _tell(job: _Job, rank: int, error: BaseException) -> None:
         clock.sleep(_GRACE)
 
 
-def _die_with(parent: int) -> None:
-    """End this process when its parent is gone, however it went."""
+def _die_with(parent: int, folder: Path) -> None:
+    """End this process when its parent is gone, however it went, and clear up what the parent cannot any more."""
 
     def watch() -> None:
         try:
@@ -385,6 +392,7 @@ def _die_with(parent: int) -> None:
                     clock.sleep(0.5)
         except ProcessLookupError:
             pass
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="tutti-watch-parent").start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PRESETS: dict[str, str] = {
-    # What people write first, as in the seed documents: one native collective per tensor, after backward.
+    # What people write first: one native collective per tensor, after backward.
     "gather-scatter": "gradient-average(all-reduce(native(gather-scatter)), bucket=0, overlap=false)",
     "all-gather": "gradient-average(all-reduce(native(all-gather)), bucket=0, overlap=false)",
     "all-reduce": "gradient-average(all-reduce(native), bucket=0, overlap=false)",

@@ -40,17 +40,20 @@ class SpecError(UserError):
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number with a unit may look like; a bare number is taken as it is."""
+    """What a number with a unit may look like; a bare number is taken as it is, or only if it is zero."""
 
     noun: str
     scales: tuple[tuple[str, float], ...]
     example: str
+    bare: bool = True
 
     def parse(self, word: str) -> float | None:
         match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)([A-Za-z%]*)", word)
         if match is None:
             return None
         number, suffix = match.groups()
+        if not suffix and not self.bare and float(number) != 0:
+            return None
         scale = dict(self.scales).get(suffix) if suffix else 1
         if scale is None or not math.isfinite(float(number) * scale):
             return None
@@ -72,7 +75,7 @@ _BYTES = Unit(
     (("B", 1), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)),
     "25MiB",
 )
-_SECONDS = Unit("a time", (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("min", 60), ("h", 3600)), "40ms")
+_SECONDS = Unit("a time", (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("min", 60), ("h", 3600)), "40ms", bare=False)
 
 
 @dataclass(frozen=True)

@@ -436,7 +436,7 @@ def test_strangers_at_an_encrypted_door(tmp_path: Path) -> None:
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     tls = Tls(tmp_path / "no.cert", tmp_path / "no.key")
-    with pytest.raises(UserError, match=r"TLS: cannot use .*no\.cert"):
+    with pytest.raises(UserError, match=r"TLS: there is no file .*no\.cert"):
         tls.context(server=True)
 
 

@@ -22,8 +22,13 @@ EXACT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.b
 
 
 def reference(aggregator: Aggregator) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    module = importlib.import_module(f"aggregators.test_{aggregator.name.replace('-', '_')}")
-    return module.reference
+    name = f"aggregators.test_{aggregator.name.replace('-', '_')}"
+    try:
+        return importlib.import_module(name).reference
+    except (ModuleNotFoundError, AttributeError):
+        pytest.fail(
+            f"'{aggregator.name}' needs tests/{name.replace('.', '/')}.py with reference(rows, samples) in numpy"
+        )
 
 
 def given(aggregator: Aggregator, size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[int], Tensor]:

@@ -1,4 +1,4 @@
-"""The backend's own operations (gloo, nccl, mpi) as ways to average, as the seed documents used them.
+"""The backend's own operations (gloo, nccl, mpi) as ways to average: what people use first.
 
     all-reduce         one call                                      2(n-1)/n * S per worker
     reduce-broadcast   reduce to worker 0, broadcast from it         total 2(n-1) * S

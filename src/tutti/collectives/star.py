@@ -1,6 +1,6 @@
 """Star: everybody sends to one worker, which combines and sends the result back.
 
-The parameter server's shape, and the seed documents' gather-and-scatter. Whole contributions meet at the root, so any
+The parameter server's shape, also called gather and scatter. Whole contributions meet at the root, so any
 aggregator works; the root's link carries everything.
 
     rounds 2, bytes on the root's link (n-1) * S in each direction, total 2(n-1) * S

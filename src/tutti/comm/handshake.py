@@ -49,6 +49,9 @@ class Tls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # the certificate belongs to the run, not to a host name
         context.verify_mode = ssl.CERT_REQUIRED
+        for file in (self.cert, self.key, self.ca or self.cert):
+            if not file.is_file():
+                raise UserError(f"TLS: there is no file {file}")
         try:
             context.load_cert_chain(self.cert, self.key)
             context.load_verify_locations(self.ca or self.cert)

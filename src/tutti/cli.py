@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -255,7 +255,7 @@ def _launch_options(args: argparse.Namespace) -> Iterator[LaunchOptions]:
     from tutti.tasks.base import Task
 
     preload = parse(args.task, Task).modules
-    with tempfile.TemporaryDirectory(prefix="tutti-tls-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tutti-tls-") if args.tls else nullcontext("") as folder:
         wire = _wire_options(args, Path(folder))
         yield LaunchOptions(_workers(args), args.engine, wire, args.nodes, args.node_rank, args.master, preload=preload)
 

@@ -50,13 +50,13 @@ def test_files_named_in_code_spans_exist(document: Path) -> None:
 @each_document()
 def test_commands_parse(document: Path) -> None:
     from tutti.algorithms.base import Algorithm
-    from tutti.cli import _parser
+    from tutti.cli import make_parser
     from tutti.models.base import Model
     from tutti.spec import parse
     from tutti.tasks.base import Task
 
     for command in tutti_commands(document.read_text()):
-        args = _parser().parse_args(shlex.split(command)[1:])
+        args = make_parser().parse_args(shlex.split(command)[1:])
         for spec in getattr(args, "specs", None) or []:
             if spec not in ("SPEC",) and not spec.startswith("@"):
                 parse(spec, Algorithm)

@@ -1,54 +1,30 @@
-"""The command `tutti`. Exit codes: 0 done, 1 a run failed, 2 a mistake in what was asked for, 130 interrupted.
-
-Nothing heavy is imported here: `tutti --help` answers at once, and torch comes with the first command that needs it.
-"""
+"""The command `tutti`. Exit codes: 0 done, 1 a run failed, 2 a mistake in what was asked for, 130 interrupted."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import importlib
+import pkgutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
-from tutti import __version__
+from tutti import __version__, commands
+from tutti.commands.base import Parser
 from tutti.errors import RunFailed, UserError
 
-if TYPE_CHECKING:
-    from tutti.comm.rendezvous import WireOptions
-    from tutti.lab.record import Record
-    from tutti.launch import LaunchOptions
-    from tutti.train import Plan
-
-_PIPED_WIDTH = 110  # columns where nobody says how wide the place is
-RACE = ("single", "gather-scatter", "all-gather", "all-reduce", "ring", "ddp", "torch-ddp")
+_FIRST = ("run", "report", "runs")  # in the help, before the others
 
 _EXAMPLES = """examples:
   tutti compare                                    the race: LeNet-5 on digits, 4 workers, seven ways to average
   tutti compare ring ddp torch-ddp --workers 2     the same work, three ways, two workers
   tutti run ddp --epochs 3                         one run
-  tutti run "gradient-average(all-reduce(star), bucket=1MiB)"
-  tutti run gradient-average:all-reduce:star       the same without parentheses (and the default bucket)
-  tutti compare @specs.txt --json results.json     one spec per line of a file; results for a program
-  tutti run ddp --task "synthetic(compute=40ms)" --model vgg-11 --steps 50
   tutti doctor                                     what this machine has, and how fast its wires are
+
+`tutti COMMAND --help` has more of them.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A mistake gets one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tutti: {message}; see {self.prog} --help\n")
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         return int(args.command(args))
     except UserError as error:
@@ -70,283 +46,16 @@ def _interrupted() -> int:
     return 130
 
 
-# --- what can be said ------------------------------------------------------------------------------------------------
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
         prog="tutti",
         description="Data-parallel PyTorch training with every way for workers to agree, and a lab that measures them.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tutti {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    run = _command(commands, "run", _run, "train with one way to agree")
-    run.add_argument("specs", metavar="SPEC", nargs=1, help="a preset such as ddp, or a spec in quotes")
-    compare = _command(commands, "compare", _run, "train with several, one after another on the same work")
-    compare.add_argument("specs", metavar="SPEC", nargs="*", help="presets, specs or @FILE (default: the race)")
-    for command in (run, compare):
-        _add_work(command)
-        _add_place(command)
-        _add_results(command)
-    doctor = _command(commands, "doctor", _doctor, "say what this machine has and how fast its wires are")
-    doctor.add_argument("--json", metavar="FILE", help="write the checks as JSON; - is standard output")
+    group = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
+    found = [info.name for info in pkgutil.iter_modules(commands.__path__) if info.name != "base"]
+    for name in sorted(found, key=lambda n: (_FIRST.index(n) if n in _FIRST else len(_FIRST), n)):
+        importlib.import_module(f"tutti.commands.{name}").add(group)
     return parser
-
-
-def _command(commands: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(command=function)
-    return parser
-
-
-def _add_work(parser: argparse.ArgumentParser) -> None:
-    work = parser.add_argument_group("the work")
-    work.add_argument("--task", default="digits", help="digits, or synthetic(...) (default: digits)")
-    work.add_argument("--model", default="", help="lenet-5, vgg-11 or resnet-18 (default: the task's own)")
-    length = work.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=_positive, help="how often over the data (default: 12)")
-    length.add_argument("--steps", type=_positive, help="how many steps instead")
-    batch = work.add_mutually_exclusive_group()
-    batch.add_argument("--batch", type=_positive, help="samples per worker and step")
-    batch.add_argument("--global-batch", type=_positive, help="samples of all workers per step (default: 64)")
-    work.add_argument("--lr", type=_positive_number, default=0.1, help="learning rate (default: 0.1)")
-    work.add_argument("--momentum", type=_fraction, default=0.9, help="momentum of sgd (default: 0.9)")
-    work.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), default="sgd", help="(default: sgd)")
-    work.add_argument("--schedule", choices=("cosine", "constant"), default="cosine", help="of lr (default: cosine)")
-    work.add_argument("--seed", type=_natural, default=0, help="of weights and data order (default: 0)")
-    work.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="(default: cpu)")
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    place = parser.add_argument_group("the workers")
-    place.add_argument("--workers", type=_positive, help="how many (default: 4, or what torchrun or Slurm started)")
-    place.add_argument("--engine", choices=("processes", "threads"), default="processes", help="(default: processes)")
-    place.add_argument("--wire", choices=("tcp", "torch"), default="tcp", help="ours (default) or torch.distributed's")
-    place.add_argument("--interface", help="name or address to listen on (default: the one that leads to the master)")
-    place.add_argument("--deadline", default="60s", metavar="TIME", help="how long a silent worker is waited for (60s)")
-    place.add_argument("--tls", action="store_true", help="encrypt, with a certificate made for this run")
-    place.add_argument("--tls-cert", type=Path, metavar="FILE", help="encrypt with this certificate")
-    place.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
-    place.add_argument("--tls-ca", type=Path, metavar="FILE", help="who must have signed the others' (default: itself)")
-    place.add_argument("--nodes", type=_positive, default=1, help="machines of this run (default: 1)")
-    place.add_argument("--node-rank", type=_natural, default=0, help="which of them this is, from 0")
-    place.add_argument("--master", default="", metavar="HOST:PORT", help="where machine 0 can be reached")
-
-
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    results = parser.add_argument_group("the results")
-    results.add_argument("--out", type=Path, metavar="DIR", help="where records and picture go (default: runs/DATE)")
-    results.add_argument("--resume", action="store_true", help="keep the finished runs that are in --out already")
-    results.add_argument("--json", metavar="FILE", help="write the results as JSON; - is standard output")
-    results.add_argument("--quiet", action="store_true", help="no progress")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"takes a whole number from 1, not '{text}'")
-    return int(text)
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"takes a whole number from 0, not '{text}'")
-    return int(text)
-
-
-def _positive_number(text: str) -> float:
-    return _number(text, lambda x: 0 < x < float("inf"), "a number above 0")
-
-
-def _fraction(text: str) -> float:
-    return _number(text, lambda x: 0 <= x < 1, "a number from 0 and below 1")
-
-
-def _number(text: str, good: Any, wanted: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not good(value):
-        raise argparse.ArgumentTypeError(f"takes {wanted}, not '{text}'")
-    return value
-
-
-# --- run and compare -------------------------------------------------------------------------------------------------
-
-
-def _run(args: argparse.Namespace) -> int:
-    from tutti.comm.rendezvous import find_place
-    from tutti.lab.run import Entry, check_all, run_entries
-    from tutti.lab.screen import Screen
-
-    if args.resume and args.out is None:
-        raise UserError("--resume needs --out DIR: the folder whose finished runs are kept")
-    entries = [Entry.read(name) for name in _names(args.specs or list(RACE))]
-    plan = _plan(args)
-    place = find_place()
-    speaks = (place is None or place.rank == 0) and args.node_rank == 0
-    with _launch_options(args) as options:
-        check_all(entries, plan, options)
-        out = args.out or _new_folder()
-        if speaks:
-            _check_writable(out, args.json)
-        with Screen(quiet=args.quiet or not speaks) as screen:
-            records = run_entries(entries, plan, options, out, screen, args.resume)
-    if records and speaks:
-        _show(records, out, args.json)
-    return 0
-
-
-def _names(specs: list[str]) -> list[str]:
-    """The specs given, with the lines of every @FILE in its place."""
-    names: list[str] = []
-    for spec in specs:
-        if not spec.startswith("@"):
-            names.append(spec)
-            continue
-        try:
-            lines = Path(spec[1:]).read_text().splitlines()
-        except OSError as error:
-            raise UserError(f"cannot read the specs in {spec[1:]}: {error.strerror}") from None
-        found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-        if not found:
-            raise UserError(f"there are no specs in {spec[1:]}; it takes one per line")
-        names += found
-    return names
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    from tutti.models.base import Model
-    from tutti.spec import parse
-    from tutti.tasks.base import Task
-    from tutti.train import Plan
-
-    task = parse(args.task, Task)
-    batch = args.batch * _workers(args) if args.batch else args.global_batch or 64
-    return Plan(
-        task=str(task),
-        model=str(parse(args.model or task.default_model, Model)),
-        global_batch=batch,
-        epochs=None if args.steps else args.epochs or 12,
-        steps=args.steps,
-        lr=args.lr,
-        momentum=args.momentum,
-        optimizer=args.optimizer,
-        schedule=args.schedule,
-        seed=args.seed,
-        device=args.device,
-    )
-
-
-def _workers(args: argparse.Namespace) -> int:
-    from tutti.launch import workers_already_started
-
-    return args.workers or workers_already_started() or 4
-
-
-@contextmanager
-def _launch_options(args: argparse.Namespace) -> Iterator[LaunchOptions]:
-    from tutti.launch import LaunchOptions
-    from tutti.spec import parse
-    from tutti.tasks.base import Task
-
-    preload = parse(args.task, Task).modules
-    with tempfile.TemporaryDirectory(prefix="tutti-tls-") if args.tls else nullcontext("") as folder:
-        wire = _wire_options(args, Path(folder))
-        yield LaunchOptions(_workers(args), args.engine, wire, args.nodes, args.node_rank, args.master, preload=preload)
-
-
-def _wire_options(args: argparse.Namespace, folder: Path) -> WireOptions:
-    from tutti.comm.certificate import make_certificate
-    from tutti.comm.handshake import Tls, find_address
-    from tutti.comm.rendezvous import WireOptions
-    from tutti.spec import Seconds, parse_quantity
-    from tutti.train import find_device
-
-    if args.interface:
-        find_address(args.interface, "127.0.0.1")
-    tls = None
-    if args.tls_cert or args.tls_key or args.tls_ca:
-        if not (args.tls_cert and args.tls_key):
-            raise UserError("--tls-cert and --tls-key go together (and --tls-ca with them): a certificate and its key")
-        tls = Tls(args.tls_cert, args.tls_key, args.tls_ca)
-        tls.context(server=True)  # reads the files now, so that a wrong one is named before any worker starts
-    elif args.tls:
-        if args.nodes > 1:
-            raise UserError("a run over several nodes needs one certificate on all of them: give --tls-cert, --tls-key")
-        tls = make_certificate(folder)
-    if tls is not None and args.wire == "torch":
-        raise UserError("torch.distributed's wire has no TLS; use --wire tcp")
-    deadline = parse_quantity(args.deadline, Seconds, "--deadline")
-    if deadline < 1:
-        raise UserError(f"--deadline must be at least 1s, not {args.deadline}: workers need a moment to meet")
-    return WireOptions(args.wire, args.interface, tls, deadline, find_device(args.device, 0).type)
-
-
-def _check_writable(out: Path, json_to: str | None) -> None:
-    """Where the results will go must be there before an hour of work, not after."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".tutti").touch()
-        (out / ".tutti").unlink()
-    except OSError as error:
-        raise UserError(f"cannot write records to {out}: {error.strerror}; choose another --out") from None
-    if json_to in (None, "-"):
-        return
-    target = Path(str(json_to))
-    if not target.parent.is_dir():
-        raise UserError(f"there is no folder {target.parent} for --json {json_to}")
-    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise UserError(f"cannot write --json {json_to}: it is a folder, or not yours to write")
-
-
-def _new_folder() -> Path:
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-
-
-def _show(records: list[Record], out: Path, json_to: str | None) -> None:
-    """The table, the finding and the picture; on standard error where standard output is JSON."""
-    from rich.console import Console
-
-    from tutti.lab.picture import draw
-    from tutti.lab.table import finding, make_table
-
-    stream = sys.stderr if json_to == "-" else sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH)
-    console.print(make_table(records))
-    console.print(finding(records))
-    picture = out / "compare.png"
-    draw(records, picture)
-    console.print(f"picture: {picture}\nrecords: {out}", highlight=False, soft_wrap=True)
-    if json_to is not None:
-        _write_json([record.row() for record in records], json_to)
-
-
-def _doctor(args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
-    from rich.console import Console
-
-    from tutti.lab.doctor import examine, make_report
-
-    checks = examine()
-    if args.json is not None:
-        _write_json([asdict(check) for check in checks], args.json)
-    if args.json != "-":
-        Console().print(make_report(checks))
-    return 1 if any(check.status == "problem" for check in checks) else 0
-
-
-def _write_json(value: Any, to: str) -> None:
-    text = json.dumps(value, indent=2)
-    if to == "-":
-        print(text)
-        return
-    try:
-        Path(to).write_text(text + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {to}: {error.strerror}") from None

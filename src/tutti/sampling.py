@@ -35,3 +35,8 @@ class EpochSampler:
         """The indices of this worker's samples, one tensor per step."""
         order = torch.from_numpy(np.random.default_rng((self.seed, number)).permutation(self.samples))
         return [batch.tensor_split(self.workers)[self.rank] for batch in order.tensor_split(self.steps)]
+
+    def chances(self, number: int, count: int) -> torch.Tensor:
+        """`count` random numbers from 0 to 1 for every sample of the data in this epoch, the same on every worker."""
+        drawn = np.random.default_rng((self.seed, number, 1)).random((self.samples, count), dtype=np.float32)
+        return torch.from_numpy(drawn)

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from tutti.errors import UserError
 from tutti.models.base import Model
 from tutti.sampling import EpochSampler
 from tutti.spec import parse
-from tutti.tasks.base import Data, Split, Task
+from tutti.tasks.base import Data, Split, Task, find_task
 
 _building = threading.Lock()  # workers that are threads share torch's random state
 _REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
@@ -38,14 +39,16 @@ class Plan:
     schedule: str = "cosine"
     seed: int = 0
     device: str = "cpu"
+    data: str = ""  # the folder of the user's data; else $TUTTI_DATA or the cache
 
     def build(self) -> tuple[Task, Data, nn.Module]:
         """The task, its data and a fresh model: the same on every worker."""
-        task = parse(self.task, Task)
-        data = task.load()
+        task = find_task(self.task)
+        data = task.load(Path(self.data) if self.data else None)
         with _building:
             torch.manual_seed(self.seed)
-            model = parse(self.model or task.default_model, Model).build(data.shape, data.classes)
+            own = None if self.model else task.make_model(data)
+            model = own or parse(self.model or task.default_model, Model).build(data.shape, data.classes)
         return task, data, model
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -93,9 +96,10 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]
         sampler = EpochSampler(len(data.train), plan.global_batch, run.size, run.rank, plan.seed)
         watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device)
         schedule = plan.make_schedule(optimizer, watch.total)
-        for epoch, indices, last in _batches(sampler, watch.total):
+        for epoch, indices, chances, last in _batches(sampler, watch.total, task.chances):
             watch.begin()
             inputs, targets = (t.to(device) for t in task.batch(data.train, indices))
+            inputs = task.augment(inputs, chances.to(device))
             run.samples = len(indices) * run.size / plan.global_batch  # one, where all shares are equal
             loss = task.loss(run.model(inputs), targets)
             loss.backward()
@@ -108,15 +112,15 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]
         return watch.collect()
 
 
-def _batches(sampler: EpochSampler, total: int) -> Iterator[tuple[int, Tensor, bool]]:
-    """(epoch, indices, whether to evaluate behind it) for so many steps."""
+def _batches(sampler: EpochSampler, total: int, chances: int) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
+    """(epoch, indices, so many chances for each, whether to evaluate behind it) for so many steps."""
     done, epoch = 0, 0
     while done < total:
         epoch += 1
-        parts = sampler.epoch(epoch)
+        parts, drawn = sampler.epoch(epoch), sampler.chances(epoch, chances)
         for position, indices in enumerate(parts, start=1):
             done += 1
-            yield epoch, indices, position == len(parts) or done == total
+            yield epoch, indices, drawn[indices], position == len(parts) or done == total
             if done == total:
                 return
 

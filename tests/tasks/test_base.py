@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -17,7 +18,7 @@ from tutti.tasks.base import Data, Split, Task
 class Tiny(Task):
     default_model: ClassVar[str] = "lenet-5"
 
-    def load(self) -> Data:
+    def load(self, folder: Path | None = None) -> Data:
         split = Split(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 1]))
         return Data(split, split, (2,), 2)
 

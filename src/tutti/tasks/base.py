@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tutti.spec import Member
+from tutti.errors import UserError
+from tutti.spec import Member, names, parse
 
 
 class Clock(Protocol):
@@ -51,8 +57,24 @@ class Task(Member):
     modules: ClassVar[tuple[str, ...]] = ()  # slow to import; a launcher may do it once for all workers
 
     @abstractmethod
-    def load(self) -> Data:
-        """Both splits, ready to be indexed."""
+    def load(self, folder: Path | None = None) -> Data:
+        """Both splits, ready to be indexed; `folder` is where the user keeps data, for tasks that read files."""
+
+    def make_model(self, data: Data) -> nn.Module | None:
+        """A network of the task's own; None where `default_model` names one of the models' folder."""
+        return None
+
+    @property
+    def chances(self) -> int:
+        """How many random numbers per sample `augment` takes; 0 where it changes nothing."""
+        return 0
+
+    def augment(self, inputs: Tensor, chances: Tensor) -> Tensor:
+        """A training batch changed at random; `chances` has a row of numbers between 0 and 1 for every sample.
+
+        They depend on seed, epoch and sample alone, so the batch does not depend on the number of workers.
+        """
+        return inputs
 
     def batch(self, split: Split, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs and targets of these samples."""
@@ -69,3 +91,34 @@ class Task(Member):
     def prepare(self, model: nn.Module, clock: Clock) -> nn.Module:
         """The module to train in place of the model: the model itself, unless the task changes how it computes."""
         return model
+
+
+# --- a user's own ----------------------------------------------------------------------------------------------------
+
+_OWN = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
+
+
+def find_task(text: str) -> Task:
+    """The task of a spec, or a user's own as package.module:function, which is called without arguments."""
+    own = _OWN.fullmatch(text)
+    if own is None or own[1] in names("tasks"):
+        return parse(text, Task)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(own[1])
+    except ModuleNotFoundError as error:
+        raise UserError(f"--task {text}: {error}; it is looked for from {os.getcwd()}") from None
+    function = getattr(module, own[2], None)
+    if not callable(function):
+        raise UserError(f"--task {text}: there is no function {own[2]} in {module.__file__}")
+    task = function()
+    if not isinstance(task, Task):
+        raise UserError(f"--task {text} returned a {type(task).__name__}, not a tutti.tasks.base.Task")
+    return task
+
+
+def task_text(text: str) -> str:
+    """The spec in its canonical form; a user's own task is called what the user calls it."""
+    task = find_task(text)
+    return str(task) if type(task).__module__.startswith("tutti.tasks.") else text

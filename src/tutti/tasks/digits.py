@@ -10,6 +10,7 @@ the same for every seed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +34,7 @@ class Digits(Task):
     default_model: ClassVar[str] = "lenet-5"
     modules: ClassVar[tuple[str, ...]] = ("sklearn.datasets",)
 
-    def load(self) -> Data:
+    def load(self, folder: Path | None = None) -> Data:
         bunch = _bunch()
         images = _enlarge(torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1))
         targets = torch.as_tensor(bunch.target, dtype=torch.int64)

@@ -11,6 +11,7 @@ gradients the same at every step and on every worker.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +37,7 @@ class Synthetic(Task):
     samples: Count = 4096
     compute: Seconds = 0.0
 
-    def load(self) -> Data:
+    def load(self, folder: Path | None = None) -> Data:
         generator = torch.Generator().manual_seed(_SEED)
         train = self._noise(self.samples, generator)
         test = self._noise(max(1, self.samples // _TEST_ONE_IN), generator)

@@ -191,7 +191,7 @@ def test_quantities(word: str, kind: Any, value: Any) -> None:
         ("1e999", int, "it takes a whole number such as 8"),
         ("", int, "it takes a whole number such as 8"),
         ("0", Count, "it must be at least 1, not 0"),
-        ("101%", SHARE, "it must be between 0 and 1, not 101%"),
+        ("101%", SHARE, "it must be between 0 and 100%, not 101%"),
         ("1", Annotated[float, Range(most=0)], "it must be at most 0, not 1"),
         ("3x", Sizes, "it takes sizes such as 3x32x32, not '3x'"),
         ("3x0x2", Sizes, "it takes sizes such as 3x32x32"),

@@ -27,11 +27,13 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.clock import Clock
+from tutti.comm.base import Comm, PeerLost
 from tutti.comm.handshake import new_secret
 from tutti.comm.rendezvous import Place, WireOptions, connect, find_place, here, meet
 from tutti.comm.threads import World
 from tutti.errors import RunFailed, UserError
+from tutti.networks.base import Door, Fabric
 
 Report = Callable[[dict[str, Any]], None]  # how worker 0 tells the outside what is going on
 Result = TypeVar("Result", covariant=True)
@@ -57,9 +59,10 @@ class LaunchOptions:
     master: str = ""
     preload: tuple[str, ...] = ()  # modules that the workers shall find imported
     threads: int = 0  # that a worker computes with; 0 is its share of this machine's cores
+    fabric: Fabric = field(default_factory=Fabric)  # what joins the workers of this machine
 
     def threads_each(self) -> int:
-        return self.threads or max(1, _cores() // (self.workers // self.nodes))
+        return self.threads or self.fabric.threads or max(1, _cores() // (self.workers // self.nodes))
 
     def check(self) -> None:
         if self.workers < 1:
@@ -72,6 +75,17 @@ class LaunchOptions:
             raise UserError("a run over several nodes needs --master HOST:PORT, the same on every node")
         if self.nodes > 1 and self.engine == "threads":
             raise UserError("threads are workers of one process; a run over several nodes needs --engine processes")
+
+    def check_hosts(self, asked: str) -> None:
+        """Whether these workers can be put on the hosts of a network."""
+        if self.engine == "threads":
+            raise UserError(f"--network {asked} needs workers that are processes; leave --engine threads out")
+        if self.nodes > 1 or find_place() is not None:
+            raise UserError(
+                f"--network {asked} makes its own hosts on this machine, so tutti starts the workers itself"
+            )
+        if self.wire.interface:
+            raise UserError(f"--network {asked} gives every worker an interface of its own; leave --interface out")
 
 
 def launch(function: WorkerFunction[Result], args: tuple[Any, ...], options: LaunchOptions, listener: Report) -> Any:
@@ -223,7 +237,8 @@ class _Processes:
         if self._options.nodes > 1:
             secret = os.environ.get("TUTTI_SECRET", "")
         threads = self._options.threads_each()
-        job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, threads)
+        doors = tuple(self._options.fabric.door(rank) for rank in range(self._options.workers))
+        job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, threads, doors)
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
         try:
@@ -256,7 +271,8 @@ class _Processes:
         from torch.distributed.launcher.api import LaunchConfig
 
         options = self._options
-        meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:0", "local_addr": "127.0.0.1"}
+        here = options.fabric.address
+        meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": f"{here}:0", "local_addr": here}
         configs: dict[str, Any] = {"is_host": True}
         if options.nodes > 1:
             meeting = {"rdzv_backend": "static", "rdzv_endpoint": options.master}
@@ -339,6 +355,7 @@ class _Job:
     parent: int
     secret: str
     threads: int
+    doors: tuple[Door, ...]
 
     def report(self, event: dict[str, Any]) -> None:
         with (self.folder / "events").open("a") as file:
@@ -348,15 +365,20 @@ class _Job:
 def _work(job: _Job) -> Any:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the parent says the word
     rank = int(os.environ["RANK"])
+    door = job.doors[int(os.environ["LOCAL_RANK"])]
+    door.enter()  # before any other thread is there, which would stay outside
     _die_with(job.parent, job.folder)
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
     if job.secret:
         os.environ["TUTTI_SECRET"] = job.secret
-    if os.environ["MASTER_ADDR"] == "127.0.0.1":
+    if door.own_interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = door.interface
+    elif os.environ["MASTER_ADDR"] == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(job.threads)
     try:
         comm = connect(job.wire)
+        comm.interface = door.interface if door.own_interface else ""
         result = job.function(comm, job.report if rank == 0 else _say_nothing, *job.args)
         comm.close()
     except BaseException as error:

@@ -62,7 +62,7 @@ class Unit:
 
     def format(self, value: float) -> str:
         """The shortest text that reads back to exactly this value."""
-        texts = [_number(value)] if value == 0 else []
+        texts = [_number(value)] if value == 0 or not self.scales else []
         for suffix, scale in self.scales:
             text = _number(value / scale) + suffix
             if self.parse(text) == value:
@@ -75,6 +75,7 @@ _BYTES = Unit(
     (("B", 1), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30)),
     "25MiB",
 )
+_BITS = Unit("a rate", (("bit", 1), ("kbit", 1e3), ("Mbit", 1e6), ("Gbit", 1e9)), "100Mbit", bare=False)
 _SECONDS = Unit("a time", (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("min", 60), ("h", 3600)), "40ms", bare=False)
 
 
@@ -85,12 +86,12 @@ class Range:
     least: float = -math.inf
     most: float = math.inf
 
-    def __str__(self) -> str:
+    def describe(self, unit: Unit) -> str:
         if self.most == math.inf:
-            return f"at least {_number(self.least)}"
+            return f"at least {unit.format(self.least)}"
         if self.least == -math.inf:
-            return f"at most {_number(self.most)}"
-        return f"between {_number(self.least)} and {_number(self.most)}"
+            return f"at most {unit.format(self.most)}"
+        return f"between {unit.format(self.least)} and {unit.format(self.most)}"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Shape:
 
 
 Bytes = Annotated[int, _BYTES, Range(least=0)]
+Rate = Annotated[float, _BITS, Range(least=1e5, most=1e11)]  # bits per second
 Seconds = Annotated[float, _SECONDS, Range(least=0)]
 Count = Annotated[int, Range(least=1)]
 Sizes = Annotated[tuple[int, ...], Shape()]
@@ -288,7 +290,7 @@ class _Builder:
             raise self.error(f"{what} takes {noun} such as {unit.example}, not '{node.word}'", node)
         for bounds in (m for m in reversed(marks) if isinstance(m, Range)):  # the field's own first, then its kind's
             if not bounds.least <= number <= bounds.most:
-                raise self.error(f"{what} must be {bounds}, not {node.word}", node)
+                raise self.error(f"{what} must be {bounds.describe(unit)}, not {node.word}", node)
         return int(number) if kind is int else float(number)
 
     def member(self, node: _Node, base: type[M]) -> M:

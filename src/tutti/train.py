@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.comm.base import Comm
+from tutti.comm.interface import read_sent
 from tutti.engine import Run, distribute
 from tutti.errors import UserError
 from tutti.models.base import Model
@@ -81,6 +82,7 @@ class Measurements:
     evaluations: list[dict[str, float]] = field(default_factory=list)
     bytes_per_step: float = 0.0
     bytes_source: str = "metered"
+    interface_bytes_per_step: float | None = None  # where the interface is this worker's own
     traffic: list[dict[str, object]] = field(default_factory=list)
 
 
@@ -149,7 +151,9 @@ class _Stopwatch:
         self.total = total
         self._run, self._report, self._device = run, report, device
         self._log = Measurements(run.rank, sum(p.numel() for p in run.replica.model.parameters()))
-        self._at_start = self._sent()
+        if run.comm.interface:
+            run.comm.barrier()  # so that the starting weights have passed
+        self._at_start, self._passed_at_start = self._sent(), self._passed()
         self._said = run.clock.now()
         self._trained = 0.0  # seconds of training so far
         report({"event": "begin", "steps": total, "workers": run.size, "parameters": self._log.parameters})
@@ -187,12 +191,17 @@ class _Stopwatch:
             log.hidden, log.exposed = ([seconds] * len(log.seconds) for seconds in known)
         log.bytes_per_step = (self._sent() - self._at_start) / max(1, len(log.seconds))
         log.bytes_source = run.meter.source("gradients")
+        if run.comm.interface:
+            log.interface_bytes_per_step = (self._passed() - self._passed_at_start) / max(1, len(log.seconds))
         log.traffic = run.meter.rows()
         rows: list[bytes] = run.comm.gather_bytes(json.dumps(asdict(log)).encode())
         return [json.loads(row) for row in rows]
 
     def _sent(self) -> float:
         return sum(self._run.meter.sent(kind) for kind in ("gradients", "weights", "buffers"))
+
+    def _passed(self) -> int:
+        return read_sent(self._run.comm.interface) if self._run.comm.interface else 0
 
     def _say(self, event: str) -> None:
         log = self._log

@@ -9,7 +9,6 @@ connections are members of `collectives/`. A wire whose backend has operations o
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -18,20 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tutti.clock import Clock as Clock
 from tutti.errors import RunFailed
 
 KINDS: Final = ("gradients", "weights", "buffers", "metrics", "control")
 Message = tuple[int, Tensor]  # the peer, and what is sent to it or received from it
-
-
-class Clock:
-    """The only place that knows what time it is; a test or a simulation hands in another one."""
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 class PeerLost(RunFailed):
@@ -64,6 +54,7 @@ class Comm(ABC):
     size: int
     clock: Clock
     timeout: float  # seconds without a sign of life after which a peer counts as silent
+    interface: str = ""  # through which this run's traffic passes and no other's; empty where there is none
 
     @abstractmethod
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:

@@ -27,7 +27,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from tutti.comm.base import Clock, PeerLost
+from tutti.clock import Clock
+from tutti.comm.base import PeerLost
 from tutti.errors import UserError
 
 _NONCE, _PROOF = 32, 32

@@ -14,7 +14,8 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor
 
-from tutti.comm.base import Clock, Comm, Lost, Message, Pending
+from tutti.clock import Clock
+from tutti.comm.base import Comm, Lost, Message, Pending
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Metered(Comm):
     def __init__(self, inner: Comm, meter: Meter) -> None:
         self.inner, self.meter = inner, meter
         self.wire, self.rank, self.size = inner.wire, inner.rank, inner.size
-        self.clock, self.timeout = inner.clock, inner.timeout
+        self.clock, self.timeout, self.interface = inner.clock, inner.timeout, inner.interface
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         begun = self.clock.now()

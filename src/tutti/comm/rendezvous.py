@@ -16,7 +16,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.clock import Clock
+from tutti.comm.base import Comm, PeerLost
 from tutti.comm.handshake import Access, Tls, find_address, new_secret
 from tutti.comm.tcp import TcpComm
 from tutti.comm.torch import TorchComm, default_backend

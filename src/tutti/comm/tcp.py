@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutti.comm.base import Clock, Comm, Message, Mismatch, PeerLost, Pending
+from tutti.clock import Clock
+from tutti.comm.base import Comm, Message, Mismatch, PeerLost, Pending
 from tutti.comm.handshake import Access, build_mesh
 from tutti.comm.link import BYE, HEADER, Link, Receive, Send
 

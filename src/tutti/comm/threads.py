@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tutti.comm.base import LOST, Clock, Comm, Lost, Message, Mismatch, PeerLost, Pending
+from tutti.clock import Clock
+from tutti.comm.base import LOST, Comm, Lost, Message, Mismatch, PeerLost, Pending
 from tutti.errors import UserError
 
 

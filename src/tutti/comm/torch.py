@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tutti.comm.base import Clock, Comm, Lost, Message, PeerLost, Pending
+from tutti.clock import Clock
+from tutti.comm.base import Comm, Lost, Message, PeerLost, Pending
 
 R = TypeVar("R")
 

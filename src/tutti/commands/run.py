@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tutti.commands.base import Commands
     from tutti.lab.record import Record
     from tutti.launch import LaunchOptions
+    from tutti.networks.base import Network
     from tutti.train import Plan
 
 RACE = ("single", "gather-scatter", "all-gather", "all-reduce", "ring", "ddp", "torch-ddp")
@@ -39,11 +41,13 @@ _RUN_EXAMPLES = """
   tutti run "gradient-average(all-reduce(star), bucket=1MiB)"
   tutti run gradient-average:all-reduce:star       the same without parentheses (and the default bucket)
   tutti run ddp --task "synthetic(compute=40ms)" --model vgg-11 --steps 50
+  tutti run ddp --network "hosts(100Mbit, cpu=0.5, latency=10ms)"
   tutti run ddp --tls --deadline 10s
 """
 _COMPARE_EXAMPLES = """
   tutti compare                                    the race: LeNet-5 on digits, 4 workers, seven ways to average
   tutti compare ring ddp torch-ddp --workers 2     the same work, three ways, two workers
+  tutti compare --network "hosts(1Gbit, cpu=0.5)"  every worker on a host of its own, with a link and a CPU quota
   tutti compare @specs.txt --json results.json     one spec per line of a file; results for a program
 """
 
@@ -87,6 +91,9 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     place = parser.add_argument_group("the workers")
     place.add_argument("--workers", type=positive, help="how many (default: 4, or what torchrun or Slurm started)")
     place.add_argument("--engine", choices=("processes", "threads"), default="processes", help="(default: processes)")
+    place.add_argument(
+        "--network", default="loopback", help='"hosts(1Gbit, cpu=0.5)": a host per worker (default: loopback)'
+    )
     place.add_argument("--wire", choices=("tcp", "torch"), default="tcp", help="ours (default) or torch.distributed's")
     place.add_argument("--interface", help="name or address to listen on (default: the one that leads to the master)")
     place.add_argument("--deadline", default="60s", metavar="TIME", help="how long a silent worker is waited for (60s)")
@@ -111,6 +118,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    network = enter_network(args.network)
     from tutti.comm.rendezvous import find_place
     from tutti.lab.run import Entry, check_all, run_entries
     from tutti.lab.screen import Screen
@@ -122,16 +130,26 @@ def _run(args: argparse.Namespace) -> int:
     place = find_place()
     speaks = (place is None or place.rank == 0) and args.node_rank == 0
     with _launch_options(args) as options:
-        check_all(entries, plan, options)
+        check_all(entries, plan, options, network)
         out = args.out or _new_folder()
         if speaks:
             check_folder(out, "--out")
             check_file(args.json, "--json")
-        with Screen(quiet=args.quiet or not speaks) as screen:
-            records = run_entries(entries, plan, options, out, screen, args.resume)
+        with network.open(options.workers) as fabric, Screen(quiet=args.quiet or not speaks) as screen:
+            records = run_entries(entries, plan, replace(options, fabric=fabric), out, screen, args.resume)
     if records and speaks:
         _show(records, out, args.json)
     return 0
+
+
+def enter_network(text: str) -> Network:
+    """The network asked for; this process moves to where it can be made, which takes a process with one thread."""
+    from tutti.networks.base import Network
+    from tutti.spec import parse
+
+    network = parse(text, Network)
+    network.enter()
+    return network
 
 
 def _names(specs: list[str]) -> list[str]:

@@ -73,11 +73,20 @@ class Record:
 
     @property
     def bytes_per_step(self) -> float:
-        return statistics.fmean(m["bytes_per_step"] for m in self.measurements)
+        """Sent by a worker, the mean over all of them; what is known only by formula is read off the interface."""
+        return statistics.fmean(self.sent_per_step)
+
+    @property
+    def sent_per_step(self) -> list[float]:
+        """The same for every worker; the busiest may send many times as much as the others."""
+        key = "interface_bytes_per_step" if self.bytes_source == "interface" else "bytes_per_step"
+        return [float(m[key]) for m in self.measurements]
 
     @property
     def bytes_source(self) -> str:
-        return str(self.measurements[0]["bytes_source"])
+        first = self.measurements[0]
+        counted = first.get("interface_bytes_per_step") is not None
+        return "interface" if first["bytes_source"] == "formula" and counted else str(first["bytes_source"])
 
     @property
     def anatomy(self) -> dict[str, float]:

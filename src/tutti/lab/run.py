@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from tutti.algorithms.base import Algorithm
-from tutti.comm.base import Clock
+from tutti.clock import Clock
 from tutti.engine import check
 from tutti.lab.record import Record, describe_machine, describe_versions
 from tutti.launch import LaunchOptions, Report, launch
+from tutti.networks.base import Network
 from tutti.spec import parse
 from tutti.train import Plan, find_device, train
 
@@ -51,9 +52,12 @@ class Entry:
         return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.]+', '-', self.name).strip('-')[:60]}.json"
 
 
-def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions) -> None:
+def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions, network: Network) -> None:
     """Everything that can be known to be wrong before the first worker starts."""
     options.check()
+    if network.hosts:
+        options.check_hosts(str(network))
+        network.check(options.workers)
     device = find_device(plan.device, 0)
     wire = "threads" if options.engine == "threads" else options.wire.wire
     for entry in entries:
@@ -99,6 +103,7 @@ def _run(entry: Entry, plan: Plan, options: LaunchOptions, listener: Report) -> 
             "nodes": options.nodes,
             "timeout": options.wire.timeout,
             "threads": options.threads_each(),
+            "network": options.fabric.description or {"asked": "loopback"},
         },
         versions=describe_versions(),
         machine=describe_machine(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -18,13 +18,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tutti.clock import Clock
 from tutti.lab.figures import read_figures
 from tutti.lab.labels import shorten
 from tutti.lab.record import Record
 from tutti.lab.units import format_bytes, format_percent, format_seconds
-
-if TYPE_CHECKING:
-    from tutti.comm.base import Clock
 
 _NAME_WIDTH = 22
 _REFRESHES = 8  # per second
@@ -38,7 +36,7 @@ class Screen:
 
     def __init__(self, quiet: bool = False, console: Console | None = None, clock: Clock | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._quiet, self._clock = quiet, clock or _real_clock()
+        self._quiet, self._clock = quiet, clock or Clock()
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._live: Live | None = None
@@ -195,9 +193,3 @@ class _Running:
             "bytes_per_step": lambda nbytes: f"{format_bytes(nbytes)}/step",
         }
         return [form(self.said[key]) for key, form in forms.items() if key in self.said]
-
-
-def _real_clock() -> Clock:
-    from tutti.comm.base import Clock  # which imports torch
-
-    return Clock()

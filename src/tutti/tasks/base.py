@@ -9,21 +9,14 @@ import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tutti.clock import Clock
 from tutti.errors import UserError
 from tutti.spec import Member, names, parse
-
-
-class Clock(Protocol):
-    """The time a run goes by, real or virtual."""
-
-    def now(self) -> float: ...
-
-    def sleep(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)

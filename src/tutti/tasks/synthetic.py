@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from tutti.clock import Clock
 from tutti.spec import Count, Seconds, Sizes
-from tutti.tasks.base import Clock, Data, Split, Task
+from tutti.tasks.base import Data, Split, Task
 
 _SEED = 0
 _TEST_ONE_IN = 8

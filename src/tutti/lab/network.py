@@ -1,0 +1,40 @@
+"""A network as it was asked for and as it was measured, for a reader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from tutti.lab.units import NOTHING, format_number, format_seconds
+
+HEADER = ("host", "asked", "out", "in", "payload out", "payload in", "latency", "CPU asked", "CPU")
+
+
+def describe_hosts(description: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row of texts per host, under HEADER; rates in Mbit/s."""
+    return [_row(host) for host in description.get("measured", [])]
+
+
+def make_table(description: dict[str, Any]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", caption_justify="left")
+    for name in HEADER:
+        table.add_column(name, justify="right")
+    for row in describe_hosts(description):
+        table.add_row(*row)
+    congestion = description.get("congestion_control", "")
+    table.caption = (
+        f"{description.get('asked', '')} · rates in Mbit/s, headers included; TCP's congestion control: {congestion}"
+    )
+    return table
+
+
+def _row(host: dict[str, Any]) -> tuple[str, ...]:
+    rates = [host.get(key) for key in ("asked", "out", "in", "payload_out", "payload_in")]
+    return (
+        str(host["host"]),
+        *(NOTHING if rate is None else format_number(rate / 1e6) for rate in rates),
+        format_seconds(host["latency"]),
+        *(NOTHING if share is None else f"{share:.2f}" for share in (host.get("cpu_asked"), host.get("cpu"))),
+    )

@@ -33,6 +33,7 @@ from tutti.comm.handshake import new_secret
 from tutti.comm.rendezvous import Place, WireOptions, connect, find_place, here, meet
 from tutti.comm.threads import World
 from tutti.errors import RunFailed, UserError
+from tutti.machine import count_cores
 from tutti.networks.base import Door, Fabric
 
 Report = Callable[[dict[str, Any]], None]  # how worker 0 tells the outside what is going on
@@ -62,7 +63,7 @@ class LaunchOptions:
     fabric: Fabric = field(default_factory=Fabric)  # what joins the workers of this machine
 
     def threads_each(self) -> int:
-        return self.threads or self.fabric.threads or max(1, _cores() // (self.workers // self.nodes))
+        return self.threads or self.fabric.threads or max(1, count_cores() // (self.workers // self.nodes))
 
     def check(self) -> None:
         if self.workers < 1:
@@ -175,10 +176,6 @@ def _computing_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _say_nothing(event: dict[str, Any]) -> None:

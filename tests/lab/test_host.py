@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.lab.host import count_cores, list_interfaces, read_cpu_quota, read_memory
+from tutti.lab.host import list_interfaces, read_cpu_quota, read_memory
 
 GIB = 2**30
 
@@ -83,5 +83,5 @@ def test_memory(files: dict[str, str], memory: tuple[float, float] | None, tmp_p
 
 
 def test_this_machine() -> None:
-    assert count_cores() >= 1
+
     assert "127.0.0.1" in list_interfaces().values()

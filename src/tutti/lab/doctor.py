@@ -23,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.errors import RunFailed, UserError
-from tutti.lab.host import count_cores, list_interfaces, read_cpu_quota, read_memory
+from tutti.lab.host import list_interfaces, read_cpu_quota, read_memory
 from tutti.lab.units import format_bytes, format_number, format_seconds
+from tutti.machine import count_cores
 
 Status = Literal["ok", "warning", "problem"]
 _MARKS: dict[Status, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}

@@ -1,4 +1,4 @@
-"""What this machine grants to a process: cores, CPU quota, memory and network interfaces.
+"""What this machine grants to a process: CPU quota, memory and network interfaces.
 
 A container's limits are those of its cgroup and of every cgroup around it, in version 2 (one tree) or 1 (a tree per
 controller); the tightest counts. `root` is where the file system begins, which a test may choose.
@@ -6,18 +6,12 @@ controller); the tightest counts. `root` is where the file system begins, which 
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
 _UNLIMITED = 2**60  # version 1 writes a huge number of bytes where there is no limit
-
-
-def count_cores() -> int:
-    """Those that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_cpu_quota(root: Path = _ROOT) -> float | None:

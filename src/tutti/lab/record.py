@@ -6,7 +6,6 @@ A record is one JSON file: name and spec, plan, launch, versions, machine, and t
 from __future__ import annotations
 
 import json
-import os
 import platform
 import statistics
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import UserError
+from tutti.machine import count_cores
 
 FORMAT = 1
 _WARM_UP = 5  # first steps that no figure counts, where there are enough others
@@ -154,8 +154,8 @@ def describe_versions() -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"system": platform.platform(), "processor": _processor(), "cores": cores, "host": platform.node()}
+    processor, cores = _processor(), count_cores()
+    return {"system": platform.platform(), "processor": processor, "cores": cores, "host": platform.node()}
 
 
 def _processor() -> str:

@@ -9,16 +9,18 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from tutti.algorithms.base import Algorithm
 from tutti.clock import Clock
 from tutti.engine import check
 from tutti.lab.record import Record, describe_machine, describe_versions
-from tutti.launch import LaunchOptions, Report, launch
+from tutti.launch import LaunchOptions, Report, WorkerFunction, launch
 from tutti.networks.base import Network
 from tutti.spec import parse
 from tutti.train import Plan, find_device, train
+
+_LOOPBACK: Final = {"asked": "loopback"}
 
 
 class Audience(Protocol):
@@ -38,8 +40,8 @@ class Entry:
     algorithm: Algorithm
 
     @classmethod
-    def read(cls, name: str) -> Entry:
-        return cls(name, parse(name, Algorithm))
+    def read(cls, spec: str, name: str = "") -> Entry:
+        return cls(name or spec, parse(spec, Algorithm))
 
     def launch_options(self, options: LaunchOptions) -> LaunchOptions:
         """The same place, with the number of workers that this algorithm takes; each computes with as many threads."""
@@ -73,10 +75,11 @@ def run_entries(
         if entry.algorithm.one_worker and options.node_rank > 0:
             continue  # the first node has the one worker
         path = out / entry.file_name(index)
-        record = _finished(path, entry, plan) if resume else None
+        network = (options.fabric.description or _LOOPBACK)["asked"]
+        record = finished(path, str(entry.algorithm), plan, network) if resume else None
         if record is None:
             audience.start(entry.name, str(entry.algorithm), index, len(entries))
-            record = _run(entry, plan, entry.launch_options(options), audience.event)
+            record = run_once(entry, plan, options, audience.event)
             if record is None:
                 continue  # another node or rank has worker 0
             record.save(path)
@@ -85,10 +88,19 @@ def run_entries(
     return records
 
 
-def _run(entry: Entry, plan: Plan, options: LaunchOptions, listener: Report) -> Record | None:
+def run_once(
+    entry: Entry,
+    plan: Plan,
+    options: LaunchOptions,
+    listener: Report,
+    function: WorkerFunction[Any] = train,
+    args: tuple[Any, ...] = (),
+) -> Record | None:
+    """One run of `function` with spec, plan and `args`; None on a node or rank that has no worker 0."""
+    options = entry.launch_options(options)
     clock = Clock()
     begun, started = datetime.now(UTC), clock.now()
-    measurements = launch(train, (str(entry.algorithm), plan), options, listener)
+    measurements = launch(function, (str(entry.algorithm), plan, *args), options, listener)
     if measurements is None:
         return None
     return Record(
@@ -103,7 +115,7 @@ def _run(entry: Entry, plan: Plan, options: LaunchOptions, listener: Report) -> 
             "nodes": options.nodes,
             "timeout": options.wire.timeout,
             "threads": options.threads_each(),
-            "network": options.fabric.description or {"asked": "loopback"},
+            "network": options.fabric.description or _LOOPBACK,
         },
         versions=describe_versions(),
         machine=describe_machine(),
@@ -114,10 +126,11 @@ def _run(entry: Entry, plan: Plan, options: LaunchOptions, listener: Report) -> 
     )
 
 
-def _finished(path: Path, entry: Entry, plan: Plan) -> Record | None:
+def finished(path: Path, spec: str, plan: Plan, network: str) -> Record | None:
     """The record of the same run made earlier, if there is one."""
     if not path.exists():
         return None
     record = Record.load(path)
-    same = record.spec == str(entry.algorithm) and record.plan == dataclasses.asdict(plan)
-    return record if same else None
+    asked = record.launch.get("network", _LOOPBACK)["asked"]
+    same = parse(record.spec, Algorithm) == parse(spec, Algorithm) and record.plan == dataclasses.asdict(plan)
+    return record if same and parse(asked, Network) == parse(network, Network) else None

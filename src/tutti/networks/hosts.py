@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from tutti.errors import UserError
+from tutti.machine import count_cores
 from tutti.networks.base import Door, Fabric, Network
 from tutti.spec import Range, Rate, Seconds
 
@@ -61,7 +62,7 @@ class Hosts(Network):
         if workers > _MOST_HOSTS:
             raise UserError(f"'{self}' has room for {_MOST_HOSTS} hosts, not {workers}")
         quotas = [quota for quota in map(self.cpu_of, range(workers), [workers] * workers) if quota is not None]
-        cores = len(os.sched_getaffinity(0))
+        cores = count_cores()
         if sum(quotas) > cores + 1e-9:
             fitting = math.floor(100 * cores / workers) / 100
             raise UserError(

@@ -1,0 +1,92 @@
+"""Sections as Markdown, for pages that are kept with the source; every chart becomes a picture beside the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatchmethod
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from tutti.lab.report.chart import Chart
+from tutti.lab.report.parts import Bullets, Cell, Code, Heading, Paragraph, Part, Section, Table, Terms
+from tutti.lab.report.svg import LOOK
+
+_DPI = 110
+
+
+class MarkdownPage:
+    """Collects text; pictures are called `<stem>-1.png` and so on, and written with the page."""
+
+    def __init__(self, stem: str, title: str) -> None:
+        self._stem = stem
+        self._blocks = [f"# {title}"]
+        self._charts: list[Chart] = []
+
+    def add(self, sections: Sequence[Section]) -> None:
+        for section in sections:
+            self._blocks.append(f"## {section.title}")
+            self._blocks += [self._text(part) for part in section.parts]
+
+    def add_text(self, text: str) -> None:
+        self._blocks.append(text)
+
+    def write(self, folder: Path) -> Path:
+        for index, chart in enumerate(self._charts, start=1):
+            _save(chart, folder / f"{self._stem}-{index}.png")
+        path = folder / f"{self._stem}.md"
+        draft = path.with_suffix(".draft")
+        draft.write_text("\n\n".join(block for block in self._blocks if block) + "\n")
+        draft.replace(path)
+        return path
+
+    @singledispatchmethod
+    def _text(self, part: Part) -> str:
+        raise TypeError(f"a {type(part).__name__} has no form in Markdown")
+
+    @_text.register
+    def _(self, part: Paragraph) -> str:
+        return f"**{part.text}**" if part.look == "lead" else part.text
+
+    @_text.register
+    def _(self, part: Heading) -> str:
+        return f"### {part.text}"
+
+    @_text.register
+    def _(self, part: Bullets) -> str:
+        return "\n".join(f"- {text}" for text in part.texts)
+
+    @_text.register
+    def _(self, part: Code) -> str:
+        return f"```sh\n{part.text}\n```"
+
+    @_text.register
+    def _(self, part: Terms) -> str:
+        return "\n".join(f"- {term}: {'; '.join(lines)}" for term, lines in part.entries)
+
+    @_text.register
+    def _(self, part: Table) -> str:
+        lines = [_row(part.header), _row(["---"] * len(part.header)), *map(_row, part.rows)]
+        return "\n".join([*([part.caption, ""] if part.caption else []), *lines])
+
+    @_text.register
+    def _(self, part: Chart) -> str:
+        self._charts.append(part)
+        return f"![{part.title}]({self._stem}-{len(self._charts)}.png)\n\n*{part.title}.* {part.caption}"
+
+
+def _row(cells: Sequence[str | Cell]) -> str:
+    texts = (cell.text if isinstance(cell, Cell) else cell for cell in cells)
+    return f"| {' | '.join(text.replace('|', chr(92) + '|').replace(chr(10), ', ') for text in texts)} |"
+
+
+def _save(chart: Chart, path: Path) -> None:
+    """With the legend above the panels, since there is no page to hold it."""
+    figure = chart.draw(narrow=False)
+    with matplotlib.rc_context(LOOK):
+        if chart.keys:
+            handles: list[Any] = [key.artist() for key in chart.keys]
+            texts = [key.text for key in chart.keys]
+            figure.legend(handles, texts, loc="outside upper center", ncols=min(4, len(texts)))
+        figure.savefig(path, dpi=_DPI, facecolor="white")

@@ -1,0 +1,69 @@
+"""A reproduction for readers: the table of verdicts in a terminal, a report, and a page of Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as Screen
+
+from tutti.lab.experiment import Results
+from tutti.lab.labels import describe_conditions
+from tutti.lab.network import HEADER, describe_hosts
+from tutti.lab.record import Record
+from tutti.lab.report.markdown import MarkdownPage
+from tutti.lab.report.page import write_report
+from tutti.lab.report.parts import Code, Paragraph, Part, Section, Table
+from tutti.lab.reproductions.base import Reproduction, Story
+
+_COLOURS = {"reproduced": "green", "not reproduced": "yellow", "wrong": "red"}
+
+
+def make_claims_table(story: Story) -> Screen:
+    table = Screen(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for name in ("claim", "published", "here"):
+        table.add_column(name, ratio=3 if name == "claim" else 2)
+    table.add_column("verdict", no_wrap=True)
+    for claim in story.claims:
+        colour = _COLOURS[claim.verdict]
+        table.add_row(claim.text, claim.published, claim.ours, f"[{colour}]{claim.verdict}[/{colour}]")
+    return table
+
+
+def write_page(
+    name: str, reproduction: Reproduction, story: Story, results: Results, out: Path, page: Path | None
+) -> Path:
+    """The report beside the records, and the page where one is asked for; returns the report's place."""
+    records = [results[job][0] for job in results]
+    report = out / "report.html"
+    sections = [_make_findings(story), _make_claims(story), *story.sections]
+    write_report(records, report, reproduction.title, sections)
+    if page is not None:
+        markdown = MarkdownPage(name, reproduction.title)
+        markdown.add_text(
+            f"What {reproduction.document} published, measured here by `{records[0].command}`. Seconds do not travel "
+            "from machine to machine; ratios do."
+        )
+        markdown.add([*sections, _make_conditions(results.all())])
+        markdown.write(page)
+    return report
+
+
+def _make_findings(story: Story) -> Section:
+    return Section("Finding", [Paragraph(story.finding, "lead")])
+
+
+def _make_claims(story: Story) -> Section:
+    rows = [[c.text, c.published, c.ours, c.verdict, c.why] for c in story.claims]
+    return Section("Claim by claim", [Table(("claim", "published", "here", "verdict", "why"), rows)])
+
+
+def _make_conditions(records: list[Record]) -> Section:
+    parts: list[Part] = [Paragraph(describe_conditions(records) + ".")]
+    networks = {record.launch["network"]["asked"]: record.launch["network"] for record in records}
+    for asked, network in networks.items():
+        if network.get("measured"):
+            caption = f"{asked}: asked for and measured at start; rates in Mbit/s."
+            parts.append(Table(HEADER, describe_hosts(network), caption))
+    parts.append(Code(records[0].command))
+    return Section("Conditions", parts)

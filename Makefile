@@ -7,7 +7,7 @@ READY := $(ENVIRONMENT)/.tutti-ready
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
-.PHONY: compare test check bench clean
+.PHONY: compare test check bench reproduce clean
 
 compare: $(READY)
 	$(BIN)/tutti compare
@@ -20,6 +20,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_docs.py
+
+# make reproduce NAME=ring-lenet ARGS=--quick
+reproduce: $(READY)
+	$(BIN)/tutti reproduce $(NAME) $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/wire.py

@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +45,8 @@ def no_wires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_check_is_there_and_none_is_a_problem(checks: dict[str, Check]) -> None:
     assert set(checks) == {
         *("Python", "torch", "torch.distributed", "numpy", "rich", "matplotlib", "scikit-learn", "start method"),
-        *("openssl", "cores", "load", "memory", "free disk", "loopback", "interfaces", "wire listens on"),
+        *("openssl", "cores", "load", "memory", "free disk", "loopback", "hosts"),
+        *("interfaces", "wire listens on"),
         *("wire tcp", "wire torch (gloo)"),
     }
     assert not [check for check in checks.values() if check.status == "problem"]
@@ -176,6 +179,22 @@ def test_without_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_server", fail(OSError("no such device")))
     assert find("loopback").status == "problem"
     assert "no such device" in find("loopback").value
+
+
+@pytest.mark.usefixtures("no_wires")
+def test_without_the_tools_for_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 0, stdout="hosts need the command tc\n", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    check = find("hosts")
+    assert (check.status, check.advice) == ("warning", "Hosts need the command tc.")
+
+
+@pytest.mark.usefixtures("no_wires")
+def test_hosts_without_quotas(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 0, stdout="", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(doctor, "places", lambda: [Path("/no/such/cgroup")])
+    assert (find("hosts").status, find("hosts").value) == ("warning", "links with rates, no CPU quotas")
 
 
 def test_workers_that_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""The plain mean of all workers: every worker counts the same, as in DDP. result = sum(x_i) / n"""
+"""The plain mean of all workers: every worker counts the same, as in DDP.
+
+    result = sum(x_i) / n
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The sum of all workers: with gradients it multiplies the learning rate by their number. result = sum(x_i)"""
+"""The sum of all workers: with gradients it multiplies the learning rate by their number.
+
+    result = sum(x_i)
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The mean weighted by samples: with gradients of mean losses it equals one worker on the whole batch, also when the
-workers' shares differ in size. result = sum(s_i x_i) / sum(s_i)
+"""The mean weighted by samples: a worker with twice the samples counts twice.
+
+With gradients of mean losses it equals one worker on the whole batch, also when the workers' shares differ in size.
+
+    result = sum(s_i x_i) / sum(s_i),    s_i = samples of worker i
 """
 
 from __future__ import annotations

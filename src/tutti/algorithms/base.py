@@ -2,7 +2,8 @@
 
 `setup` ties it to a replica and a lane; `on_bucket` is called in bucket order while backward goes on and never blocks;
 `finish` is called when backward is over and returns when the gradients are what they shall be; `step` updates the
-weights. Traits are class attributes and are checked when a run is set up.
+weights. What a step exchanges it puts on the lane and leaves to `finish`, which is called behind it once more: the run
+times that wait. Traits are class attributes and are checked when a run is set up.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class Algorithm(Member):
         """A bucket's gradients are there."""
 
     def finish(self) -> None:
-        """Backward is over: return when everything under way is complete."""
+        """Backward is over, or the step: return when everything under way is complete."""
 
     def step(self, replica: Replica) -> None:
+        """Update the weights, and put on the lane what is to be exchanged of them."""
         replica.step()
 
     def model(self, replica: Replica) -> nn.Module:

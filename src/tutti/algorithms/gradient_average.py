@@ -1,10 +1,14 @@
 """Every worker steps with the same gradient: the average over all workers.
 
-    g <- agree(g_1 ... g_n)    bucket by bucket, complete when backward returns;    x <- x - lr * g
+    g <- agree(g_1 ... g_n)    bucket by bucket, complete when backward returns
+    x <- x - lr * g            or whatever the optimizer makes of g
+    rounds and bytes per step: the exchange's, for every bucket
 
-Goyal et al., "Accurate, large minibatch SGD" (2017); Li et al., "PyTorch distributed" (2020) for buckets and overlap.
 With `overlap` a full bucket is exchanged on the lane while backward goes on; without, everything after backward.
 `bucket=0` makes a bucket of every tensor, which is what people write first.
+
+Paper: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017); Li et al., "PyTorch
+distributed: experiences on accelerating data parallel training" (2020), for buckets and overlap.
 """
 
 from __future__ import annotations

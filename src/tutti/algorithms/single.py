@@ -1,4 +1,8 @@
-"""One worker on the whole batch: ordinary training, the reference for everything else. Nothing is sent."""
+"""One worker on the whole batch: ordinary training, the reference for everything else.
+
+    x <- x - lr * g    or whatever the optimizer makes of g
+    rounds 0, bytes 0
+"""
 
 from __future__ import annotations
 

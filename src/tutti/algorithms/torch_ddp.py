@@ -1,7 +1,12 @@
 """torch's own DistributedDataParallel inside our harness: the reference for speed and for results.
 
-Li et al., "PyTorch distributed: experiences on accelerating data parallel training" (2020). It runs on the backend's
-process group, whatever the wire; its bytes are counted by the ring's formula, 2(n-1)/n * S per worker and step.
+    g <- sum(g_i) / n    bucket by bucket while backward goes on
+    x <- x - lr * g      or whatever the optimizer makes of g
+    bytes per worker and step 2(n-1)/n * S, by the ring's formula
+
+It runs on the backend's process group, whatever the wire, so its bytes do not pass our meter.
+
+Paper: Li et al., "PyTorch distributed: experiences on accelerating data parallel training" (2020).
 """
 
 from __future__ import annotations

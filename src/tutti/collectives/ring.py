@@ -1,12 +1,13 @@
 """Ring all-reduce: scatter-reduce, then all-gather, each worker sending only to its right neighbour.
 
-Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). The buffer is cut
-into n chunks. In n-1 rounds worker i sends chunk i-k and adds what comes from the left to chunk i-k-1; then worker i
-holds the sum of chunk i+1, and in n-1 more rounds the sums go round.
+The buffer is cut into n chunks. In n-1 rounds worker i sends chunk i-k and adds what comes from the left to chunk
+i-k-1; then worker i holds the sum of chunk i+1, and in n-1 more rounds the sums go round.
 
     rounds 2(n-1), bytes per worker and direction 2(n-1)/n * S
 
 Long chunks go in segments, so that what has come is added while it is still in the cache and the next is on its way.
+
+Paper: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 """
 
 from __future__ import annotations

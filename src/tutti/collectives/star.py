@@ -4,6 +4,8 @@ The parameter server's shape, also called gather and scatter. Whole contribution
 aggregator works; the root's link carries everything.
 
     rounds 2, bytes on the root's link (n-1) * S in each direction, total 2(n-1) * S
+
+Paper: Li et al., "Scaling distributed machine learning with the parameter server" (2014).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.errors import RunFailed, UserError
+from tutti.hosts.quota import places
 from tutti.lab.host import list_interfaces, read_cpu_quota, read_memory
 from tutti.lab.units import format_bytes, format_number, format_seconds
 from tutti.machine import count_cores
@@ -52,7 +53,7 @@ class Check:
 def examine() -> list[Check]:
     """Every check, in the order of a report; what needs torch is left out where there is none."""
     software = [*_python(), *_torch(), *_packages(), *_start_method(), *_openssl()]
-    machine = [*_cores(), *_load(), *_memory(), *_disk(), *_loopback()]
+    machine = [*_cores(), *_load(), *_memory(), *_disk(), *_loopback(), *_hosts()]
     if any(check.name.startswith("torch") and check.status == "problem" for check in software):
         return software + machine
     return [*software, *machine, *_interfaces(), *_wires()]
@@ -223,6 +224,23 @@ def _loopback() -> list[Check]:
         )
         return [Check("loopback", "problem", f"127.0.0.1 does not work: {error}", advice)]
     return [Check("loopback", "ok", "127.0.0.1 works", "Workers of one machine meet there.")]
+
+
+def _hosts() -> list[Check]:
+    """Whether `--network hosts(...)` would work here; tried in a process of its own, which ends in its namespace."""
+    program = (
+        "from tutti.errors import UserError; from tutti.hosts.namespaces import enter_own\n"
+        "try: enter_own()\nexcept UserError as error: print(error)"
+    )
+    tried = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if tried.returncode != 0 or tried.stdout:
+        reason = tried.stdout.strip() or tried.stderr.strip().splitlines()[-1]
+        return [Check("hosts", "warning", "no emulated hosts", f"{reason[0].upper()}{reason[1:]}.")]
+    if not any(os.access(place, os.W_OK) for place in places()):
+        advice = "hosts(1Gbit) works; hosts(cpu=...) needs root, since no cgroup here may be written."
+        return [Check("hosts", "warning", "links with rates, no CPU quotas", advice)]
+    advice = 'Try one: tutti net try "hosts(1Gbit, cpu=0.5)".'
+    return [Check("hosts", "ok", "links with rates and CPU quotas", advice)]
 
 
 def _wires() -> list[Check]:

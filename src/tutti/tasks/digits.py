@@ -1,10 +1,11 @@
-"""Handwritten digits (Alpaydin, Kaynak: Cascading Classifiers, Kybernetika 1998; UCI Optical Recognition of
-Handwritten Digits), the 1,797 images of 8x8 that come inside scikit-learn: real data without a download.
+"""Handwritten digits, the 1,797 images of 8x8 that come inside scikit-learn: real data without a download.
 
-Images are enlarged to 24x24 by bilinear interpolation and framed by empty pixels to 32x32, as LeNet-5 takes them: its
-authors left such a frame so that the ends of strokes come to the middle of what the last detectors see. Pixels are
-normalised by the mean and deviation of the training split. The split (1,437 to train, 360 to test) is stratified and
-the same for every seed.
+They are the test set of UCI's Optical Recognition of Handwritten Digits, enlarged to 24x24 by bilinear interpolation
+and framed by empty pixels to 32x32, as LeNet-5 takes them: its authors left such a frame so that the ends of strokes
+come to the middle of what the last detectors see. Pixels are normalised by the mean and deviation of the training
+split. The split (1,437 to train, 360 to test) is stratified and the same for every seed.
+
+Paper: Alpaydin, Kaynak, "Cascading classifiers" (1998).
 """
 
 from __future__ import annotations

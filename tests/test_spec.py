@@ -347,7 +347,7 @@ def test_out_of_range(creature: type[Member]) -> None:
     refuse("ddp(bucket=«-1»)", Algorithm, "bucket of 'ddp' must be at least 0, not -1")
     refuse("star(«-1»)", Collective, "root of 'star' must be at least 0, not -1")
     refuse("torch-ddp(bucket=«0»)", Algorithm, "must be at least 1")
-    refuse("sea-horse(small=«7»)", creature, "small of 'sea-horse' must be at least 8, not 7")
+    refuse("sea-horse(small=«7»)", creature, "small of 'sea-horse' must be at least 8B, not 7")
     refuse("sea-horse(share=«1.1»)", creature, "must be between 0 and 1, not 1.1")
     refuse("sea-horse(below=«1»)", creature, "must be at most 0, not 1")
 

@@ -132,6 +132,8 @@ class Run:
             self.algorithm.step(self.replica)
         finally:
             self._stepping = False
+        if self.replica.buckets:
+            self._finish()  # what the step has put on the lane
         self.replica.exchanged = False
         self.replica.steps += 1
 
@@ -215,12 +217,19 @@ class Run:
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
     def _end_of_backward(self) -> None:
+        self._finish()
         begun = self.clock.now()
-        self.algorithm.finish()
-        self._waited += self.clock.now() - begun
         if self.size > 1 and self.algorithm.buffers != "local":
             self._agree_on_buffers()
         self.exposed += self.clock.now() - begun
+
+    def _finish(self) -> None:
+        """Wait for what the algorithm has under way; all of this is exposed."""
+        begun = self.clock.now()
+        self.algorithm.finish()
+        seconds = self.clock.now() - begun
+        self._waited += seconds
+        self.exposed += seconds
 
     def _agree_on_buffers(self) -> None:
         """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's."""

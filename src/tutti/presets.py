@@ -10,4 +10,6 @@ PRESETS: dict[str, str] = {
     # Our ring over flat buckets: after backward, and overlapped with it.
     "ring": "gradient-average(all-reduce(ring), overlap=false)",
     "ddp": "gradient-average(all-reduce(ring))",
+    # The same route for the weights, after every worker's own step.
+    "allreduce-model": "model-average(all-reduce(ring))",
 }

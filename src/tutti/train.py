@@ -22,6 +22,7 @@ from tutti.spec import parse
 from tutti.tasks.base import Data, Split, Task, find_task
 
 _building = threading.Lock()  # workers that are threads share torch's random state
+_KINDS = ("gradients", "weights", "buffers")  # of traffic that training makes
 _REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
 
 
@@ -154,6 +155,7 @@ class _Stopwatch:
         if run.comm.interface:
             run.comm.barrier()  # so that the starting weights have passed
         self._at_start, self._passed_at_start = self._sent(), self._passed()
+        self._formula_at_start = self._by_formula()
         self._said = run.clock.now()
         self._trained = 0.0  # seconds of training so far
         report({"event": "begin", "steps": total, "workers": run.size, "parameters": self._log.parameters})
@@ -190,7 +192,7 @@ class _Stopwatch:
         if known is not None:
             log.hidden, log.exposed = ([seconds] * len(log.seconds) for seconds in known)
         log.bytes_per_step = (self._sent() - self._at_start) / max(1, len(log.seconds))
-        log.bytes_source = run.meter.source("gradients")
+        log.bytes_source = "formula" if self._by_formula() > self._formula_at_start else "metered"
         if run.comm.interface:
             log.interface_bytes_per_step = (self._passed() - self._passed_at_start) / max(1, len(log.seconds))
         log.traffic = run.meter.rows()
@@ -198,7 +200,10 @@ class _Stopwatch:
         return [json.loads(row) for row in rows]
 
     def _sent(self) -> float:
-        return sum(self._run.meter.sent(kind) for kind in ("gradients", "weights", "buffers"))
+        return sum(self._run.meter.sent(kind) for kind in _KINDS)
+
+    def _by_formula(self) -> float:
+        return sum(self._run.meter.by_formula.get(kind, 0.0) for kind in _KINDS)
 
     def _passed(self) -> int:
         return read_sent(self._run.comm.interface) if self._run.comm.interface else 0

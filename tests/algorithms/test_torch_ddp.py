@@ -83,5 +83,5 @@ def test_after_close_the_model_is_the_users_own(found: list[dict[str, Any]]) -> 
 
 
 def test_a_bucket_of_nothing_is_refused() -> None:
-    with pytest.raises(SpecError, match="bucket of 'torch-ddp' must be at least 1, not 0"):
+    with pytest.raises(SpecError, match="bucket of 'torch-ddp' must be at least 1B, not 0"):
         parse("torch-ddp(bucket=0)", Algorithm)

@@ -20,6 +20,7 @@ from training import adam, distribute, momentum, set_up, small_model, train, tra
 from workers import SIZES, on_threads
 
 from tutti.algorithms.base import Algorithm
+from tutti.algorithms.gradient_average import GradientAverage
 from tutti.comm.base import Comm
 from tutti.errors import UserError
 from tutti.presets import PRESETS
@@ -34,6 +35,7 @@ ROUTES = [name for name in names("collectives") if name != "native"] + [f"native
 
 ALGORITHMS = {name: member(Algorithm, name) for name in names("algorithms")}
 ANYWHERE = [name for name, cls in ALGORITHMS.items() if not cls.one_worker and not cls.needs_process_group]
+GRADIENT_PRESETS = [name for name in PRESETS if isinstance(parse(name, Algorithm), GradientAverage)]
 
 
 # --- the oracle ------------------------------------------------------------------------------------------------------
@@ -146,10 +148,10 @@ def test_gradient_average(size: int, route: str, combine: str, equal: bool, stri
 
 @pytest.mark.parametrize("strict", [False, True], ids=["tags", "strict"])
 @pytest.mark.parametrize("equal", [True, False], ids=["equal", "unequal"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", GRADIENT_PRESETS)
 @pytest.mark.parametrize("size", SIZES)
-def test_presets(size: int, preset: str, equal: bool, strict: bool) -> None:
-    """All of them average gradients by samples, as one worker on the whole batch would."""
+def test_presets_that_average_gradients(size: int, preset: str, equal: bool, strict: bool) -> None:
+    """All of them by samples, so that they train as one worker on the whole batch would."""
     check(size, preset, "weighted-mean", equal, strict)
 
 

@@ -1,9 +1,10 @@
-"""The contract of every model found in the folder."""
+"""The contract of every model found in the folder, with every choice it offers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from catalogue import every
 from torch import nn
 
 from tutti.errors import UserError
@@ -13,7 +14,7 @@ from tutti.spec import names, parse
 SHAPE, CLASSES, BATCH = (3, 32, 32), 10, 2
 
 
-@pytest.fixture(scope="module", params=names("models"))
+@pytest.fixture(scope="module", params=every(Model))
 def model(request: pytest.FixtureRequest) -> Model:
     torch.set_num_threads(1)
     return parse(request.param, Model)
@@ -53,6 +54,24 @@ def test_equal_seeds_build_equal_weights(model: Model) -> None:
 def test_computing_is_deterministic(model: Model) -> None:
     inputs = torch.rand(BATCH, *SHAPE)
     assert torch.equal(build(model)(inputs), build(model)(inputs))
+
+
+def has_batch_norm(model: Model) -> bool:
+    return getattr(model, "norm", "") == "batch"
+
+
+def test_only_batch_norm_keeps_buffers(model: Model) -> None:
+    assert bool(list(build(model).buffers())) == has_batch_norm(model)
+
+
+def test_only_batch_norm_lets_samples_see_each_other(model: Model) -> None:
+    """While training: the first sample's scores beside two different neighbours, and alone where one is enough."""
+    network = build(model)
+    first, one, other = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(0))
+    beside_one, beside_other = (network(torch.stack([first, sample]))[0] for sample in (one, other))
+    assert torch.allclose(beside_one, beside_other, rtol=1e-4, atol=1e-5) != has_batch_norm(model)
+    if not has_batch_norm(model):
+        torch.testing.assert_close(network(first[None])[0], beside_one, rtol=1e-4, atol=1e-5)
 
 
 def test_a_shape_that_cannot_work_is_refused_in_one_sentence(model: Model) -> None:

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 from tutti.errors import UserError
+from tutti.models.base import Norm
 from tutti.models.resnet_18 import ResNet18
 
 
-def test_known_size() -> None:
-    network = ResNet18().build((3, 32, 32), 10)
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_known_size(norm: Norm) -> None:
+    network = ResNet18(norm).build((3, 32, 32), 10)
     assert sum(p.numel() for p in network.parameters()) == 11_173_962
 
 

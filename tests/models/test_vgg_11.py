@@ -7,19 +7,22 @@ import torch
 from torch import nn
 
 from tutti.errors import UserError
+from tutti.models.base import Norm
 from tutti.models.vgg_11 import VGG11
 
 
-def test_known_size() -> None:
-    network = VGG11().build((3, 32, 32), 10)
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_known_size(norm: Norm) -> None:
+    network = VGG11(norm).build((3, 32, 32), 10)
     numel = sum(p.numel() for p in network.parameters())
     assert numel == 9_231_114
     assert round(4 * numel / 1e6, 1) == 36.9
 
 
-def test_eight_convolutions_five_pools_one_linear() -> None:
-    layers = list(VGG11().build((3, 32, 32), 10).modules())
-    counts = [sum(isinstance(m, kind) for m in layers) for kind in (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.Linear)]
+@pytest.mark.parametrize(("norm", "layer"), [("batch", nn.BatchNorm2d), ("group", nn.GroupNorm)])
+def test_eight_convolutions_each_with_its_norm_five_pools_one_linear(norm: Norm, layer: type[nn.Module]) -> None:
+    layers = list(VGG11(norm).build((3, 32, 32), 10).modules())
+    counts = [sum(isinstance(m, kind) for m in layers) for kind in (nn.Conv2d, layer, nn.MaxPool2d, nn.Linear)]
     assert counts == [8, 8, 5, 1]
 
 

@@ -1,8 +1,10 @@
-"""LeNet-5 (LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, 1998).
+"""LeNet-5 for images of digits.
 
 Three 5x5 convolutions of 6, 16 and 120 maps with average pooling between them, then 84 units: 61,706 parameters for
 1x32x32 and ten classes. As in most reproductions the second convolution sees all six maps, pooling has no weights and
 the output is linear.
+
+Paper: LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document recognition" (1998).
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from fake_clock import FakeClock
+from sample_data import sample_files, write
 
 from tutti.models.base import Model
 from tutti.sampling import EpochSampler
@@ -21,8 +24,16 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 
 @pytest.fixture(scope="module")
-def data(task: Task) -> Data:
-    return task.load()
+def folder(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds small files in the official formats for a task that reads files, and nothing for others."""
+    path = tmp_path_factory.mktemp("data")
+    dataset = getattr(task, "data_set", None)
+    return path if dataset is None else write(sample_files(dataset), path)
+
+
+@pytest.fixture(scope="module")
+def data(task: Task, folder: Path) -> Data:
+    return task.load(folder)
 
 
 def test_its_text_parses_back(task: Task) -> None:
@@ -37,15 +48,36 @@ def test_its_default_model_is_one(task: Task) -> None:
 def test_splits_hold_what_the_data_says(data: Data) -> None:
     for split in (data.train, data.test):
         assert len(split) == len(split.inputs) == len(split.targets) > 0
-        assert split.inputs.shape[1:] == data.shape
         assert split.targets.min() >= 0
         assert split.targets.max() < data.classes
 
 
-def test_loading_is_the_same_for_every_worker_and_seed(task: Task, data: Data) -> None:
+def test_a_batch_has_the_shape_that_the_data_says(task: Task, data: Data) -> None:
+    rows = torch.arange(BATCH)
+    for split in (data.train, data.test):
+        inputs, targets = task.batch(split, rows)
+        assert inputs.shape == (BATCH, *data.shape)
+        assert targets.shape == (BATCH,)
+        assert torch.equal(task.batch(split, rows.flip(0))[0], inputs.flip(0))
+        assert task.batch(split, rows[:0])[0].shape == (0, *data.shape)
+
+
+def test_augmenting_changes_every_sample_by_its_own_chances(task: Task, data: Data) -> None:
+    inputs, _ = task.batch(data.train, torch.arange(BATCH))
+    chances = torch.rand(BATCH, task.chances, generator=torch.Generator().manual_seed(0))
+    state = torch.get_rng_state()
+    changed = task.augment(inputs, chances)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (changed.shape, changed.dtype) == (inputs.shape, inputs.dtype)
+    assert torch.equal(changed, inputs) == (task.chances == 0)
+    for row in range(BATCH):
+        assert torch.equal(task.augment(inputs[row : row + 1], chances[row : row + 1])[0], changed[row])
+
+
+def test_loading_is_the_same_for_every_worker_and_seed(task: Task, data: Data, folder: Path) -> None:
     torch.manual_seed(123)
     state = torch.get_rng_state()
-    again = task.load()
+    again = task.load(folder)
     assert torch.equal(torch.get_rng_state(), state)
     rows = torch.arange(BATCH)
     assert torch.equal(again.train.inputs[rows], data.train.inputs[rows])

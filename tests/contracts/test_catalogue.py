@@ -108,7 +108,7 @@ def evaluate(formula: str, n: int) -> float:
         if words and re.fullmatch(r"[\d.]+|n|\)", words[-1]) and re.match(r"[a-z(]", word):
             words.append("*")
         words.append(word)
-    return float(eval("".join(words), {"__builtins__": {}, "n": n, "log2": math.log2, "ceil": math.ceil}))
+    return float(eval("".join(words), {"__builtins__": {}, "n": n, "log2": math.log2, "ceil": math.ceil, "min": min}))
 
 
 def test_formulas_are_read_as_written() -> None:

@@ -111,6 +111,8 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     results.add_argument("--out", type=Path, metavar="DIR", help="where records and picture go (default: runs/DATE)")
     results.add_argument("--resume", action="store_true", help="keep the finished runs that are in --out already")
     results.add_argument("--json", metavar="FILE", help="write the results as JSON; - is standard output")
+    results.add_argument("--csv", type=Path, metavar="FILE", help="write the results as a table for other programs")
+    results.add_argument("--tensorboard", type=Path, metavar="DIR", help="write every run for TensorBoard")
     results.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -135,10 +137,11 @@ def _run(args: argparse.Namespace) -> int:
         if speaks:
             check_folder(out, "--out")
             check_file(args.json, "--json")
+            check_file(args.csv and str(args.csv), "--csv")
         with network.open(options.workers) as fabric, Screen(quiet=args.quiet or not speaks) as screen:
             records = run_entries(entries, plan, replace(options, fabric=fabric), out, screen, args.resume)
     if records and speaks:
-        _show(records, out, args.json)
+        _show(records, out, args)
     return 0
 
 
@@ -243,19 +246,26 @@ def _new_folder() -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def _show(records: list[Record], out: Path, json_to: str | None) -> None:
-    """The table, the finding and the picture; on standard error where standard output is JSON."""
+def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
+    """The table, the files and the finding; on standard error where standard output is JSON."""
     from rich.console import Console
 
+    from tutti.lab.export import write_csv, write_tensorboard
     from tutti.lab.picture import draw
+    from tutti.lab.report.page import write_report
     from tutti.lab.table import finding, make_table
 
-    stream = sys.stderr if json_to == "-" else sys.stdout
+    stream = sys.stderr if args.json == "-" else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH)
     console.print(make_table(records))
+    draw(records, out / "compare.png")
+    write_report(records, out / "report.html")
+    files = {"picture": out / "compare.png", "report": out / "report.html", "records": out}
+    console.print("\n".join(f"{what}: {path}" for what, path in files.items()), highlight=False, soft_wrap=True)
     console.print(finding(records))
-    picture = out / "compare.png"
-    draw(records, picture)
-    console.print(f"picture: {picture}\nrecords: {out}", highlight=False, soft_wrap=True)
-    if json_to is not None:
-        write_json([record.row() for record in records], json_to)
+    if args.json is not None:
+        write_json([record.row() for record in records], args.json)
+    if args.csv is not None:
+        write_csv(records, args.csv)
+    if args.tensorboard is not None:
+        write_tensorboard(records, args.tensorboard)

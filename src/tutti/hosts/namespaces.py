@@ -30,20 +30,16 @@ def enter_own() -> None:
     if _own:
         return
     check_tools()
-    user, group = os.getuid(), os.getgid()
-    if user == 0 and _unshare(_NEW_NET) is None:
-        _own = True
-        return
-    refused = _unshare(_NEW_USER | _NEW_NET)
+    refused = _move(os.getuid(), os.getgid())
     if refused is not None:
         raise UserError(
-            f"hosts need network namespaces, which this machine refuses ({refused}); run as root, "
-            "or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1)"
+            f"hosts need network namespaces, which this machine refuses ({refused}); run as root, or allow user "
+            "namespaces (sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0)"
         )
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     _own = True
+    here = Namespace.here()
+    here.ip("link set lo up")
+    here.close()
 
 
 def check_tools() -> None:
@@ -130,6 +126,24 @@ def _make() -> int:
     if refused is not None:
         raise UserError(f"hosts need network namespaces, which this machine refuses ({refused}); run as root")
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+
+
+def _move(user: int, group: int) -> str | None:
+    """As root plainly, else with a user namespace around it; the reason where neither is allowed."""
+    if user == 0 and _unshare(_NEW_NET) is None:
+        return None
+    return _unshare(_NEW_USER | _NEW_NET) or _become_root(user, group)
+
+
+def _become_root(user: int, group: int) -> str | None:
+    """Root of the user namespace just entered, which stands for this user outside; the reason where that is refused."""
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def _unshare(flags: int) -> str | None:

@@ -85,12 +85,9 @@ def sweep(root: Path = _ROOT) -> list[Path]:
 
 
 def started(process: int, root: Path = _ROOT) -> str:
-    """When a process began, in the kernel's ticks; the empty text where there is none."""
-    try:
-        line = (root / "proc" / str(process) / "stat").read_text()
-    except OSError:
-        return ""
-    return line.rpartition(")")[2].split()[19]
+    """When a process began, in the kernel's ticks; the empty text where there is none, or only its remains."""
+    state, *figures = _read(root / "proc" / str(process) / "stat").rpartition(")")[2].split() or ["X"]
+    return "" if state in "XZ" else figures[18]
 
 
 def places(root: Path = _ROOT) -> Iterator[Path]:
@@ -110,9 +107,11 @@ def _mounts(root: Path) -> Iterator[tuple[str, Path]]:
     """(kind, place) of every mounted cgroup tree that has the CPU controller."""
     for line in _read(root / "proc" / "self" / "mounts").splitlines():
         _, place, kind, options, *_ = line.split()
+        if kind not in ("cgroup", "cgroup2"):
+            continue
         mount = root / place.lstrip("/")
         controllers = options.split(",") if kind == "cgroup" else _read(mount / "cgroup.controllers").split()
-        if kind in ("cgroup", "cgroup2") and "cpu" in controllers:
+        if "cpu" in controllers:
             yield kind, mount
 
 
@@ -135,7 +134,7 @@ def _remove(folder: Path) -> bool:
     give_up = clock.now() + _PATIENCE
     while folder.exists():
         for process in _read(folder / "cgroup.procs").split():
-            if int(process) != os.getpid():
+            if int(process) not in (0, os.getpid()):  # 0 stands for one that cannot be seen from here
                 _kill(int(process))
         try:
             folder.rmdir()

@@ -11,6 +11,7 @@ iteration show that it is not.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from typing import ClassVar
 
@@ -33,6 +34,7 @@ PUBLISHED = {"single": 1.881, "gather-scatter": 1.328, "all-reduce": 1.051, "tor
 PUBLISHED_SCALING = (1.902, 1.060, 0.932, 0.821)
 _SAME_LOSS = 0.02  # what rounding has grown to after _COMPARED iterations stays below this
 _COMPARED = 8
+_COMPARABLE_ACCURACY, _COMPARABLE_LOSS = 0.05, 0.3  # the losses that the document calls comparable are 0.29 apart
 
 
 class VggCifar(Reproduction):
@@ -95,13 +97,15 @@ def _efficiency(seconds: list[float] | tuple[float, ...]) -> list[float]:
 def _order(average: dict[str, float]) -> Claim:
     seconds = [average[way] for way in WAYS]
     holds = seconds == sorted(seconds, reverse=True)
+    adds = "the root's link carries 3 models each way, the ring's 1.5, and DDP hides part of those behind backward"
     return Claim(
         "Gather/scatter is faster than one machine, all-reduce faster than that, DDP fastest.",
         " > ".join(f"{PUBLISHED[way]:.3f} s" for way in WAYS),
         ", ".join(format_seconds(each) for each in seconds),
         "reproduced" if holds else "not reproduced",
-        "The order is that of what each adds to computing: the root's link carries 3 models each way, the ring's 1.5, "
-        "and DDP hides part of those behind backward.",
+        f"The order is that of what each adds to computing: {adds}."
+        if holds
+        else f"What each adds to computing would give that order ({adds}); here something else weighs more.",
     )
 
 
@@ -147,36 +151,43 @@ def _diminishing(scaling: list[float]) -> Claim:
 
 
 def _synchronous(results: Results) -> Claim:
-    apart = loss_gap(results["torch-ddp"][0], results["all-reduce"][0])
-    fell = results["torch-ddp"][0].measurements[0]["losses"]
+    ddp = results["torch-ddp"][0]
+    apart, compared = loss_gap(ddp, results["all-reduce"][0]), min(_COMPARED, ddp.steps)
+    same, losses = apart < _SAME_LOSS, ddp.measurements[0]["losses"]
     return Claim(
         "DDP is asynchronous: workers go on with old weights until an update arrives.",
         "said, not measured",
-        f"every worker's loss in the first {_COMPARED} iterations equals all-reduce's to {apart:.1e}",
-        "wrong" if apart < _SAME_LOSS else "not reproduced",
+        f"every worker's loss in the first {compared} iterations is all-reduce's, to {apart:.1e}"
+        if same
+        else f"losses in the first {compared} iterations are up to {apart:.1e} from all-reduce's",
+        "wrong" if same else "not reproduced",
         f"DDP overlaps the all-reduce of full buckets with the rest of backward and waits for all of them before the "
         f"step, so it computes what all-reduce computes. With old weights the losses would part at the second "
-        f"iteration, where ours fell from {fell[0]:.2f} to {fell[1]:.2f}.",
+        f"iteration, where ours went from {losses[0]:.2f} to {losses[1]:.2f}."
+        if same
+        else "These two runs did not compute the same, and their losses do not tell whether old weights are the cause.",
     )
 
 
 def loss_gap(one: Record, other: Record) -> float:
-    """The largest difference between the losses of two runs in the first iterations, over all workers."""
+    """The largest difference between the losses of two runs in the first iterations, over all workers; nan if any."""
     pairs = zip(one.measurements, other.measurements, strict=True)
     losses = ((m["losses"][:_COMPARED], n["losses"][:_COMPARED]) for m, n in pairs)
-    return max(abs(float(a) - float(b)) for these, those in losses for a, b in zip(these, those, strict=True))
+    gaps = [abs(float(a) - float(b)) for these, those in losses for a, b in zip(these, those, strict=True)]
+    return math.nan if any(map(math.isnan, gaps)) else max(gaps)
 
 
 def _comparable(results: Results) -> Claim:
     accuracies = [statistics.fmean(r.accuracy for r in results[way]) for way in WAYS]
     losses = [statistics.fmean(r.loss for r in results[way]) for way in WAYS]
-    spread = max(accuracies) - min(accuracies)
+    near = max(accuracies) - min(accuracies) <= _COMPARABLE_ACCURACY
+    near = near and all(abs(a - b) <= _COMPARABLE_LOSS for a, b in itertools.combinations(losses, 2))
     return Claim(
         "After 40 iterations loss and accuracy are comparable for all of them.",
         "loss 2.0 to 2.29, accuracy 12 to 23 %",
-        f"loss {min(losses):.2f} to {max(losses):.2f}, accuracy {format_percent(min(accuracies))} to "
-        f"{format_percent(max(accuracies))}",
-        "reproduced" if spread <= 0.05 else "not reproduced",
+        f"after {results['single'][0].steps}: loss {min(losses):.2f} to {max(losses):.2f}, accuracy "
+        f"{format_percent(min(accuracies))} to {format_percent(max(accuracies))}",
+        "reproduced" if near else "not reproduced",
         "All see the same samples in the same order and step with the same mean; what differs is rounding, and that "
         "batch norm sees 64 samples at a time instead of 256.",
     )
@@ -250,7 +261,8 @@ def _scaling_table(times: dict[str, list[float]], scaling: list[float]) -> Table
             + [format_percent(each) for each in (ours, published, 1 / hosts)]
             + [format_percent(each, 0) for each in reversed(efficiencies)]
         )
-    header = ("hosts", *_runs(times), "average\ns", "of one host", "published", "ideal 1/n", "efficiency", "published")
+    shares = ("of one host", "published", "ideal 1/n", "efficiency", "published\nefficiency")
+    header = ("hosts", *_runs(times), "average\ns", *shares)
     return Table(header, rows, "torch's DDP, seconds per iteration.")
 
 
@@ -261,8 +273,8 @@ def _shares_chart(average: dict[str, float]) -> Chart:
             bars = axes.bar([i + shift for i in range(len(WAYS))], shares, 0.36, color=colour(index))
             axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
         axes.set_xticks(range(len(WAYS)), [way.replace("-", "-\n") if is_narrow(axes) else way for way in WAYS])
-        axes.set_ylabel("time per iteration, % of single")
-        axes.set_ylim(0, 115)
+        axes.set_ylabel("time, % of single")
+        axes.set_ylim(0, max(115, 1.1 * axes.dataLim.ymax))
 
     return Chart(
         "Time per iteration relative to one host",
@@ -284,8 +296,8 @@ def _scaling_chart(scaling: list[float]) -> Chart:
             axes.plot(HOSTS, values, **line_look(index))
         axes.set_xticks(HOSTS)
         axes.set_xlabel("hosts")
-        axes.set_ylabel("time per iteration, % of one host")
-        axes.set_ylim(0, 105)
+        axes.set_ylabel("time, % of one host")
+        axes.set_ylim(0, 1.05 * axes.dataLim.ymax)
         axes.grid(axis="y")
 
     return Chart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,16 +19,22 @@ def make_record(
     exposed: float = 0.002,
     accuracies: Sequence[float] = (0.5, 0.9, 0.97),
     loss: float = 0.1,
+    losses: Sequence[float] = (),
     nbytes: float = 370_302.0,
     source: str = "metered",
     steps: int = 41,
+    network: dict[str, Any] | None = None,
     **plan: Any,
 ) -> Record:
-    """The quartiles of the steps lie at step ± spread / 2 (the first steps are not counted)."""
+    """The quartiles of the steps lie at step ± spread / 2 (the first steps are not counted).
+
+    `losses` are those of the evaluations, where they are not all `loss`. Every worker sends to the next one.
+    """
     seconds = [step + spread * (i % 5 - 2) / 2 for i in range(steps)]
+    count = len(accuracies)
     evaluations = [
-        {"epoch": i, "step": i, "seconds": i * step * steps / len(accuracies), "accuracy": a, "loss": loss, "bytes": 0}
-        for i, a in enumerate(accuracies, start=1)
+        {"epoch": i, "step": i, "seconds": i * step * steps / count, "accuracy": a, "loss": at, "bytes": i * nbytes}
+        for i, (a, at) in enumerate(zip(accuracies, losses or [loss] * count, strict=True), start=1)
     ]
     measurement = {
         "parameters": 61_706,
@@ -39,27 +46,65 @@ def make_record(
         "evaluations": evaluations,
         "bytes_per_step": nbytes,
         "bytes_source": source,
-        "traffic": [],
+        "interface_bytes_per_step": nbytes if source == "interface" else None,
     }
     return Record(
         name=name,
         spec=name,
         workers=workers,
         plan={"task": "digits", "model": "", "global_batch": 64, "epochs": 3, "steps": None, **plan},
-        launch={"engine": "processes", "wire": "tcp"},
+        launch={"engine": "processes", "wire": "tcp", **({"network": network} if network else {})},
         versions={"torch": "2.13.0+cpu", "tutti": "0.1.0"},
         machine={"cores": 2, "processor": "A Processor @ 2.80GHz"},
         begun="2026-01-31T12:00:00+00:00",
         wall_seconds=12.3,
         command="tutti compare",
-        measurements=[{"rank": rank, **measurement} for rank in range(workers)],
+        measurements=[
+            {"rank": rank, **measurement, "traffic": _traffic(rank, workers, nbytes * steps, source)}
+            for rank in range(workers)
+        ],
     )
+
+
+def _traffic(rank: int, workers: int, nbytes: float, source: str) -> list[dict[str, Any]]:
+    if workers == 1:
+        return []
+    peer, tally = (rank + 1) % workers, {"messages": 80, "seconds": 0.2}
+    control = {"kind": "control", "peer": peer, "sent": 39.0, "received": 39.0, **tally}
+    gradients = {"kind": "gradients", "peer": peer, "sent": nbytes, "received": nbytes, **tally}
+    return [control, {"kind": "gradients", "formula": nbytes} if source == "formula" else gradients]
 
 
 def make_empty(name: str = "empty") -> Record:
     """A record of a run that measured nothing."""
     record = make_record(name)
     return Record(**{**vars(record), "measurements": []})
+
+
+def make_learning_race() -> list[Record]:
+    """The same runs over twelve epochs, each with its own way of learning; one of them diverges."""
+    race = []
+    for index, record in enumerate(make_race()):
+        accuracies = [0.975 - 0.6 * 0.6**epoch - 0.004 * index for epoch in range(12)]
+        losses = [0.05 + 1.5 * 0.55**epoch + 0.02 * index for epoch in range(12)]
+        if record.name == "all-gather":
+            accuracies[4:], losses[4:] = [0.1] * 8, [math.nan] * 8
+        figures = {key: record.anatomy[key] for key in ("hidden", "exposed")}
+        race.append(
+            make_record(
+                record.name,
+                workers=record.workers,
+                step=record.step_seconds,
+                accuracies=accuracies,
+                losses=losses,
+                nbytes=record.bytes_per_step,
+                source=record.bytes_source,
+                network={"asked": "hosts(rate=100Mbit)", "measured": [{"host": 0, "asked": 1e8, "out": 9.91e7}]},
+                epochs=12,
+                **figures,
+            )
+        )
+    return race
 
 
 def make_race() -> list[Record]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
-from tutti.commands.base import add_command, check_file, positive, write_json
+from tutti.commands.base import PIPED_WIDTH, add_command, check_file, positive, write_json
 from tutti.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _show(description: dict[str, Any]) -> None:
 
     from tutti.lab.network import make_table
 
-    Console().print(make_table(description))
+    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(make_table(description))
 
 
 def _clean(_: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ _EXAMPLES = """
   tutti reproduce ring-lenet --quick           a first answer within ten minutes
   tutti reproduce vgg-cifar                    the whole of it; stopped, the same command goes on where it was
   tutti reproduce vgg-cifar --page docs/results     also a page of Markdown with its figures
+"""
+_NEEDS = """
+import json, sys
+from tutti.lab.reproductions.base import find
+found = find(sys.argv[1])
+print(json.dumps([found.data, sorted({job.network for quick in (True, False) for job in found.jobs(quick)})]))
 """
 
 
@@ -40,8 +47,9 @@ def add(commands: Commands) -> None:
 def _reproduce(args: argparse.Namespace) -> int:
     if args.name is None:
         return _list()
-    _enter(args.name)
-    from tutti.lab.experiment import run_jobs
+    check_file(args.json, "--json")
+    _enter(args.name, args.quiet)
+    from tutti.lab.experiment import forget, run_jobs
     from tutti.lab.reproductions.base import find
     from tutti.lab.screen import Screen
     from tutti.lab.story import write_page
@@ -49,34 +57,43 @@ def _reproduce(args: argparse.Namespace) -> int:
     reproduction = find(args.name)
     out = args.out or Path("runs") / "reproduce" / (args.name + ("-quick" if args.quick else ""))
     check_folder(out, "--out")
-    check_file(args.json, "--json")
     if args.page:
         check_folder(args.page, "--page")
+    jobs, repeats = reproduction.jobs(args.quick), 1 if args.quick else reproduction.repeats
     if args.fresh:
-        for path in out.glob("*.json"):
-            path.unlink()
+        forget(jobs, repeats, out)
     with Screen(quiet=args.quiet) as screen:
-        results = run_jobs(reproduction.jobs(args.quick), 1 if args.quick else reproduction.repeats, out, screen)
+        results = run_jobs(jobs, repeats, out, screen)
     story = reproduction.tell(results)
     report = write_page(args.name, reproduction, story, results, out, args.page)
     _show(reproduction, story, report, args.json)
     return 0
 
 
-def _enter(name: str) -> None:
+def _enter(name: str, quiet: bool) -> None:
     """Get the data while there is a way out, then move to where hosts can be made; all before torch has threads."""
     from tutti.networks.base import Network
     from tutti.spec import parse
 
-    command = [sys.executable, "-c", f"from tutti.lab.reproductions.base import find; print(*find({name!r}).data)"]
-    asked = subprocess.run(command, capture_output=True, text=True)
-    if asked.returncode != 0:
-        raise UserError(asked.stderr.strip().rpartition("UserError: ")[2] or f"there is no reproduction '{name}'")
-    for data in asked.stdout.split():
-        fetched = subprocess.run([sys.executable, "-m", "tutti", "data", "get", data])
-        if fetched.returncode != 0:
+    datasets, networks = _ask(name)
+    for data in datasets:
+        command = [sys.executable, "-m", "tutti", "data", "get", data, *(["--quiet"] if quiet else [])]
+        if subprocess.run(command, stdout=sys.stderr).returncode != 0:
             raise RunFailed(f"the data set {data} is needed and could not be fetched")
-    parse("hosts", Network).enter()
+    for network in networks:
+        parse(network, Network).enter()
+
+
+def _ask(name: str) -> tuple[list[str], list[str]]:
+    """The data sets and networks that a reproduction needs, from a process of its own, which may import torch."""
+    asked = subprocess.run([sys.executable, "-c", _NEEDS, name], capture_output=True, text=True)
+    if asked.returncode == 0:
+        datasets, networks = json.loads(asked.stdout)
+        return datasets, networks
+    last = asked.stderr.strip().rpartition("\n")[2]
+    if last.startswith("tutti.errors.UserError: "):
+        raise UserError(last.partition(": ")[2])
+    raise RunFailed(f"the reproduction '{name}' cannot be read: {last}")
 
 
 def _list() -> int:
@@ -100,7 +117,7 @@ def _show(reproduction: Reproduction, story: Story, report: Path, json_to: str |
     console = Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH)
     console.print(f"[bold]{reproduction.title}[/bold]")
     console.print(make_claims_table(story))
-    console.print(story.finding)
-    console.print(f"report: {report}", highlight=False, soft_wrap=True)
+    console.print(story.finding, markup=False)
+    console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
     if json_to is not None:
         write_json({"finding": story.finding, "claims": [asdict(claim) for claim in story.claims]}, json_to)

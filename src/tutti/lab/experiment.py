@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tutti.clock import Clock
 from tutti.lab.record import Record
-from tutti.lab.run import Audience, Entry, finished, run_once
+from tutti.lab.run import Audience, Entry, check_all, finished, run_once
 from tutti.lab.units import format_seconds
 from tutti.launch import LaunchOptions, WorkerFunction
 from tutti.networks.base import Fabric, Network
 from tutti.spec import parse
 from tutti.tasks.base import find_task
 from tutti.train import Plan, train
+
+_SOME_SAMPLES = 2000  # of an epoch, where nobody knows
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,31 @@ class Job:
     args: tuple[Any, ...] = ()
 
     @property
+    def takes(self) -> int:
+        """How many of the workers the algorithm takes."""
+        return Entry.read(self.spec).launch_options(LaunchOptions(self.workers)).workers
+
+    @property
+    def program(self) -> str:
+        """What runs on every worker, for the record; empty where it is the reference loop."""
+        if self.function is train and not self.args:
+            return ""
+        name = f"{self.function.__module__}.{getattr(self.function, '__qualname__', '')}"
+        return f"{name}({', '.join(map(repr, self.args))})"
+
+    @property
     def cost(self) -> float:
         """Samples that one worker goes through: what the time left is estimated by."""
-        steps = self.plan.steps or (self.plan.epochs or 1) * 100
-        return steps * self.plan.global_batch / self.workers
+        plan = self.plan
+        samples = plan.steps * plan.global_batch if plan.steps else (plan.epochs or 1) * _count_samples(plan.task)
+        return samples / self.takes
+
+
+def _count_samples(task: str) -> int:
+    """Of one epoch, without reading the data."""
+    found = find_task(task)
+    whole = getattr(getattr(found, "data_set", None), "train", _SOME_SAMPLES)
+    return int(getattr(found, "samples", 0) or whole)
 
 
 class Results:
@@ -64,21 +87,42 @@ class Results:
 
 def run_jobs(jobs: list[Job], repeats: int, out: Path, audience: Audience) -> Results:
     """Every job as often as asked for, the whole round before the next one; every second round backwards."""
-    rounds = [(number, job) for number in range(repeats) for job in (jobs if number % 2 == 0 else jobs[::-1])]
-    progress = _Progress([job.cost for _, job in rounds])
+    turns = [(job, path, _find_kept(job, path)) for job, path in _plan_turns(jobs, repeats, out)]
+    for job in {job.name: job for job, _, kept in turns if kept is None}.values():
+        check_all([Entry.read(job.spec)], job.plan, LaunchOptions(job.workers), parse(job.network, Network))
+    progress = _Progress([job.cost if kept is None else 0.0 for job, _, kept in turns])
     records: dict[str, list[Record]] = {job.name: [] for job in jobs}
     with ExitStack() as stack:
         fabrics = _Fabrics(jobs, stack)
-        for index, (number, job) in enumerate(rounds):
-            path = out / f"{job.name}-{number + 1}.json"
-            record = finished(path, job.spec, job.plan, job.network)
-            if record is None:
-                audience.start(job.name, progress.left(index), index + 1, len(rounds))
-                record = progress.timed(index, lambda job=job: _run(job, fabrics, audience))  # type: ignore[misc]
+        for index, (job, path, kept) in enumerate(turns):
+            if kept is None:
+                audience.start(job.name, progress.left(index), index + 1, len(turns))
+                with progress.timed(index):
+                    record = _run(job, fabrics, audience)
                 record.save(path)
+            else:
+                record = kept
             audience.done(record)
             records[job.name].append(record)
     return Results(records)
+
+
+def forget(jobs: list[Job], repeats: int, out: Path) -> None:
+    """Remove the records of these jobs, and nothing else that lies there."""
+    for _, path in _plan_turns(jobs, repeats, out):
+        path.unlink(missing_ok=True)
+
+
+def _plan_turns(jobs: list[Job], repeats: int, out: Path) -> list[tuple[Job, Path]]:
+    """Whose turn it is, one after another, and where the record goes."""
+    rounds = [jobs if number % 2 == 0 else jobs[::-1] for number in range(repeats)]
+    return [(job, out / f"{job.name}-{number}.json") for number, each in enumerate(rounds, start=1) for job in each]
+
+
+def _find_kept(job: Job, path: Path) -> Record | None:
+    record = finished(path, job.spec, job.plan, job.network)
+    same = record is not None and (record.workers, record.launch.get("program", "")) == (job.takes, job.program)
+    return record if same else None
 
 
 def _run(job: Job, fabrics: _Fabrics, audience: Audience) -> Record:
@@ -89,7 +133,7 @@ def _run(job: Job, fabrics: _Fabrics, audience: Audience) -> Record:
     entry = Entry.read(job.spec, job.name)
     record = run_once(entry, job.plan, options, audience.event, job.function, job.args)
     assert record is not None, "an experiment starts its own workers"
-    return record
+    return dataclasses.replace(record, launch={**record.launch, "program": job.program}) if job.program else record
 
 
 class _Fabrics:
@@ -114,11 +158,11 @@ class _Progress:
         self._costs, self._clock = costs, Clock()
         self._spent: list[tuple[float, float]] = []  # cost and seconds of jobs that were run
 
-    def timed(self, index: int, function: Callable[[], Record]) -> Record:
+    @contextmanager
+    def timed(self, index: int) -> Iterator[None]:
         begun = self._clock.now()
-        record = function()
+        yield
         self._spent.append((self._costs[index], self._clock.now() - begun))
-        return record
 
     def left(self, index: int) -> str:
         if not self._spent:

@@ -136,7 +136,10 @@ class Record:
             raise UserError(f"{path} is no record of a run: {error}") from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise UserError(f"{path} is a record of another version of tutti (this one reads format {FORMAT})")
-        return cls(**data)
+        try:
+            return cls(**data)
+        except TypeError:
+            raise UserError(f"{path} is no whole record of a run: its fields are not those of format {FORMAT}") from None
 
 
 def describe_versions() -> dict[str, str]:

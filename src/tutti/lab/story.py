@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as Screen
+from rich.text import Text
 
 from tutti.lab.experiment import Results
 from tutti.lab.labels import describe_conditions
@@ -25,8 +26,8 @@ def make_claims_table(story: Story) -> Screen:
         table.add_column(name, ratio=3 if name == "claim" else 2)
     table.add_column("verdict", no_wrap=True)
     for claim in story.claims:
-        colour = _COLOURS[claim.verdict]
-        table.add_row(claim.text, claim.published, claim.ours, f"[{colour}]{claim.verdict}[/{colour}]")
+        words = map(Text, (claim.text, claim.published, claim.ours))
+        table.add_row(*words, Text(claim.verdict, _COLOURS[claim.verdict]))
     return table
 
 
@@ -60,8 +61,8 @@ def _make_claims(story: Story) -> Section:
 
 def _make_conditions(records: list[Record]) -> Section:
     parts: list[Part] = [Paragraph(describe_conditions(records) + ".")]
-    networks = {record.launch["network"]["asked"]: record.launch["network"] for record in records}
-    for asked, network in networks.items():
+    known = [record.launch["network"] for record in records if "network" in record.launch]  # old records have none
+    for asked, network in {network["asked"]: network for network in known}.items():
         if network.get("measured"):
             caption = f"{asked}: asked for and measured at start; rates in Mbit/s."
             parts.append(Table(HEADER, describe_hosts(network), caption))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from functools import singledispatchmethod
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import matplotlib
 
+from tutti.lab.export import write_whole
 from tutti.lab.report.chart import Chart
 from tutti.lab.report.parts import Bullets, Cell, Code, Heading, Paragraph, Part, Section, Table, Terms
 from tutti.lab.report.svg import LOOK
@@ -33,13 +35,15 @@ class MarkdownPage:
         self._blocks.append(text)
 
     def write(self, folder: Path) -> Path:
-        for index, chart in enumerate(self._charts, start=1):
-            _save(chart, folder / f"{self._stem}-{index}.png")
-        path = folder / f"{self._stem}.md"
-        draft = path.with_suffix(".draft")
-        draft.write_text("\n\n".join(block for block in self._blocks if block) + "\n")
-        draft.replace(path)
-        return path
+        """Every picture is drawn before the first file is touched."""
+        pictures = {folder / f"{self._stem}-{i}.png": _draw(chart) for i, chart in enumerate(self._charts, start=1)}
+        for path, picture in pictures.items():
+            draft = path.with_suffix(".draft")
+            draft.write_bytes(picture)
+            draft.replace(path)
+        page = folder / f"{self._stem}.md"
+        write_whole("\n\n".join(block for block in self._blocks if block) + "\n", page)
+        return page
 
     @singledispatchmethod
     def _text(self, part: Part) -> str:
@@ -77,16 +81,22 @@ class MarkdownPage:
 
 
 def _row(cells: Sequence[str | Cell]) -> str:
-    texts = (cell.text if isinstance(cell, Cell) else cell for cell in cells)
-    return f"| {' | '.join(text.replace('|', chr(92) + '|').replace(chr(10), ', ') for text in texts)} |"
+    return f"| {' | '.join(_words(cell).replace('|', chr(92) + '|').replace(chr(10), ', ') for cell in cells)} |"
 
 
-def _save(chart: Chart, path: Path) -> None:
-    """With the legend above the panels, since there is no page to hold it."""
-    figure = chart.draw(narrow=False)
+def _words(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return cell
+    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+
+
+def _draw(chart: Chart) -> bytes:
+    """As PNG, with the legend above the panels, since there is no page to hold it."""
+    figure, png = chart.draw(narrow=False), io.BytesIO()
     with matplotlib.rc_context(LOOK):
         if chart.keys:
             handles: list[Any] = [key.artist() for key in chart.keys]
             texts = [key.text for key in chart.keys]
             figure.legend(handles, texts, loc="outside upper center", ncols=min(4, len(texts)))
-        figure.savefig(path, dpi=_DPI, facecolor="white")
+        figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
+    return png.getvalue()

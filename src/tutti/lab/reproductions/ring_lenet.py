@@ -340,7 +340,7 @@ def _mean_curve(records: list[Record], key: str) -> list[float]:
     ]
 
 
-_DRAWN = ("described", "lecun", "lecun-order", "lecun-after", "lecun-lr", "lecun-sum")
+_DRAWN = ("described", "lecun", "lecun-after", "lecun-sum")
 
 
 def _chart(curves: dict[str, list[Record]]) -> Chart:

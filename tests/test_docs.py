@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def each_document() -> pytest.MarkDecorator:
@@ -30,6 +31,11 @@ def tutti_commands(text: str) -> list[str]:
     lines += [line for line in re.findall(r"`(tutti [^`\n]+)`", text) if "," not in line or '"' in line]
     commands = [line.strip().removeprefix("$ ").partition("  #")[0].strip() for line in lines]
     return [command for command in commands if command.startswith("tutti ") and "--help" not in command]
+
+
+def is_a_name(command: str) -> bool:
+    """`tutti net clean` in a sentence: the name of a command, perhaps without what it needs."""
+    return re.fullmatch(r"tutti( [a-z]+){1,2}", command) is not None
 
 
 @each_document()
@@ -52,16 +58,24 @@ def test_commands_parse(document: Path) -> None:
     from tutti.algorithms.base import Algorithm
     from tutti.cli import make_parser
     from tutti.models.base import Model
+    from tutti.networks.base import Network
     from tutti.spec import parse
     from tutti.tasks.base import Task
 
     for command in tutti_commands(document.read_text()):
-        args = make_parser().parse_args(shlex.split(command)[1:])
+        words = shlex.split(command)[1:]
+        if is_a_name(command):
+            assert importlib.util.find_spec(f"tutti.commands.{words[0]}") or words[0] == "compare", command
+            continue
+        args = make_parser().parse_args(words)
         for spec in getattr(args, "specs", None) or []:
             if spec not in ("SPEC",) and not spec.startswith("@"):
                 parse(spec, Algorithm)
+        if hasattr(args, "network"):
+            parse(args.network, Network)
         if hasattr(args, "task"):
-            parse(args.task, Task)
+            if not args.task.startswith("mine."):
+                parse(args.task, Task)
             if args.model:
                 parse(args.model, Model)
 

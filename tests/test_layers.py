@@ -44,7 +44,8 @@ TOP = {"lab", "commands", "cli"}
 THIRD_PARTY_BELOW_LAB = {"torch", "numpy", "tutti"}
 OPTIONAL = {("tasks", "sklearn")}  # inside load() only, with a sentence when it is missing
 AXES = ("aggregators", "collectives", "exchanges", "algorithms", "models", "tasks", "networks")
-BASES_ONLY = {"algorithms": {"exchanges": "base", "comm": "base"}, "launch": {"networks": "base"}}  # what is handed in is known by its base
+# what is handed in is known by its base
+BASES_ONLY = {"algorithms": {"exchanges": "base", "comm": "base"}, "launch": {"networks": "base"}}
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -199,6 +199,8 @@ def test_it_goes_on_where_it_was_stopped(lab: Laboratory, tmp_path: Path) -> Non
         {"network": "loopback"},
         {"workers": 4},
         {"name": "b"},
+        {"function": print},
+        {"args": (1,)},
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -223,6 +225,17 @@ def test_the_same_in_other_words_is_kept(lab: Laboratory, tmp_path: Path, fields
     assert lab.log == ["done a"]
 
 
+def test_a_program_of_its_own_is_in_the_record_and_kept_with_its_arguments(lab: Laboratory, tmp_path: Path) -> None:
+    jobs = make_jobs("a", function=print, args=("x", 1))
+    (record,) = run_jobs(jobs, 1, tmp_path, lab).all()
+    assert record.launch["program"] == "builtins.print('x', 1)"
+    lab.log.clear()
+    run_jobs(jobs, 1, tmp_path, lab)
+    assert lab.log == ["done a"]
+    run_jobs(change(jobs, args=("x", 2)), 1, tmp_path, lab)
+    assert lab.runs == ["a"]
+
+
 def test_one_worker_alone_is_kept_however_many_were_asked_for(lab: Laboratory, tmp_path: Path) -> None:
     (record,) = run_jobs(make_jobs("a", spec="single", workers=4), 1, tmp_path, lab).all()
     assert record.workers == 1
@@ -235,8 +248,9 @@ def test_a_record_from_before_there_were_networks_counts_as_loopback(tmp_path: P
     path, plan = tmp_path / "a-1.json", dataclasses.asdict(PLAN)
     record = dataclasses.replace(make_record("ring"), plan=plan, launch={"engine": "processes"})
     record.save(path)
-    assert finished(path, "ring", PLAN, "loopback") == record
-    assert finished(path, "ring", PLAN, FAST) is None
+    assert finished(path, "ring", PLAN, record.workers, "loopback") == record
+    assert finished(path, "ring", PLAN, record.workers, FAST) is None
+    assert finished(path, "ring", PLAN, record.workers + 1, "loopback") is None
 
 
 def test_forgetting_removes_the_records_and_nothing_else(lab: Laboratory, tmp_path: Path) -> None:

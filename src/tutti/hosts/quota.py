@@ -8,6 +8,7 @@ a living one's, and `sweep` removes them.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from tutti.errors import UserError
 
 _ROOT = Path("/")
 _PERIOD = 20_000  # microseconds: short against a training step, long against the scheduler's slices
+_LEAST_LIMIT = 1_000  # microseconds in a period: the kernel takes no less, so for a small share the period is longer
 _NAME = re.compile(r"tutti-(\d+)-(\d+)-.+")
 _PATIENCE = 2.0  # seconds until processes that were killed have left their group
 
@@ -51,13 +53,14 @@ class Quota:
         raise UserError(f"cpu={cpus:g} needs a cgroup that may be written ({reason}); run as root, or leave cpu out")
 
     def _limit(self, cpus: float) -> None:
-        limit = round(cpus * _PERIOD)
+        period = max(_PERIOD, math.ceil(_LEAST_LIMIT / cpus))
+        limit = max(_LEAST_LIMIT, round(cpus * period))
         if (self.folder / "cpu.cfs_quota_us").exists():
-            (self.folder / "cpu.cfs_period_us").write_text(str(_PERIOD))
+            (self.folder / "cpu.cfs_period_us").write_text(str(period))
             (self.folder / "cpu.cfs_quota_us").write_text(str(limit))
         else:
             with (self.folder / "cpu.max").open("r+") as file:  # must be there: the controller makes it
-                file.write(f"{limit} {_PERIOD}")
+                file.write(f"{limit} {period}")
 
     def close(self) -> None:
         _remove(self.folder)

@@ -120,8 +120,8 @@ def _plan_turns(jobs: list[Job], repeats: int, out: Path) -> list[tuple[Job, Pat
 
 
 def _find_kept(job: Job, path: Path) -> Record | None:
-    record = finished(path, job.spec, job.plan, job.network)
-    same = record is not None and (record.workers, record.launch.get("program", "")) == (job.takes, job.program)
+    record = finished(path, job.spec, job.plan, job.takes, job.network)
+    same = record is not None and record.launch.get("program", "") == job.program
     return record if same else None
 
 

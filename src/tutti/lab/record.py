@@ -139,7 +139,9 @@ class Record:
         try:
             return cls(**data)
         except TypeError:
-            raise UserError(f"{path} is no whole record of a run: its fields are not those of format {FORMAT}") from None
+            raise UserError(
+                f"{path} is no whole record of a run: its fields are not those of format {FORMAT}"
+            ) from None
 
 
 def describe_versions() -> dict[str, str]:

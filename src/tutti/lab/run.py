@@ -76,7 +76,8 @@ def run_entries(
             continue  # the first node has the one worker
         path = out / entry.file_name(index)
         network = (options.fabric.description or _LOOPBACK)["asked"]
-        record = finished(path, str(entry.algorithm), plan, network) if resume else None
+        workers = entry.launch_options(options).workers
+        record = finished(path, str(entry.algorithm), plan, workers, network) if resume else None
         if record is None:
             audience.start(entry.name, str(entry.algorithm), index, len(entries))
             record = run_once(entry, plan, options, audience.event)
@@ -126,11 +127,16 @@ def run_once(
     )
 
 
-def finished(path: Path, spec: str, plan: Plan, network: str) -> Record | None:
+def finished(path: Path, spec: str, plan: Plan, workers: int, network: str) -> Record | None:
     """The record of the same run made earlier, if there is one."""
     if not path.exists():
         return None
     record = Record.load(path)
     asked = record.launch.get("network", _LOOPBACK)["asked"]
-    same = parse(record.spec, Algorithm) == parse(spec, Algorithm) and record.plan == dataclasses.asdict(plan)
-    return record if same and parse(asked, Network) == parse(network, Network) else None
+    same = (
+        record.workers == workers
+        and record.plan == dataclasses.asdict(plan)
+        and parse(record.spec, Algorithm) == parse(spec, Algorithm)
+        and parse(asked, Network) == parse(network, Network)
+    )
+    return record if same else None

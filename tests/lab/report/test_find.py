@@ -46,8 +46,8 @@ def test_a_folder_without_records_is_a_mistake(tmp_path: Path) -> None:
         ("{", "is no record of a run"),
         ("[1]", "is a record of another version"),
         ('{"format": 0}', "is a record of another version"),
-        ('{"format": 1, "name": "ring"}', "is no record of a run"),
-        ('{"format": 1, "colour": "red"}', "is no record of a run"),
+        ('{"format": 1, "name": "ring"}', "is no whole record of a run"),
+        ('{"format": 1, "colour": "red"}', "is no whole record of a run"),
     ],
 )
 def test_a_file_that_is_named_must_be_a_record(text: str, sentence: str, tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ from sample_results import make_results
 
 from tutti.lab.report.chart import Chart
 from tutti.lab.report.parts import Table
-from tutti.lab.reproductions.aggregation_mnist import NETWORK, PRIMITIVES, SLOW_CPU, SLOW_LINK
+from tutti.lab.reproductions.aggregation_mnist import (
+    NETWORK,
+    PRIMITIVES,
+    SLOW_CPU,
+    SLOW_LINK,
+    SLOW_NETWORK,
+)
 from tutti.lab.reproductions.base import Claim, Story, find
 
 REPRODUCTION = find("aggregation-mnist")
@@ -22,6 +28,8 @@ FIGURES: dict[str, dict[str, Any]] = {
     "all-gather": {"step": 0.060},
     "all-reduce-on-4": {"step": 0.050, "nbytes": 1.5 * MODEL},
     "all-gather-on-4": {"step": 0.100, "nbytes": 3 * MODEL},
+    "slow-ring-on-4": {"step": 0.080, "nbytes": 1.5 * MODEL},
+    "slow-all-gather-on-4": {"step": 0.120, "nbytes": 3 * MODEL},
 }
 LOSSES = [2.3 - 0.05 * step for step in range(20)]
 
@@ -61,7 +69,7 @@ def test_jobs_of_one_question_differ_in_nothing_else() -> None:
     assert jobs["sum-half-lr"].spec == jobs["sum"].spec
     assert jobs["adam-parameters"].plan == jobs["adam-gradients"].plan
     assert jobs["adam-gradients"].spec == jobs["all-reduce"].spec
-    assert {job.network for job in jobs.values()} == {NETWORK, SLOW_LINK, SLOW_CPU}
+    assert {job.network for job in jobs.values()} == {NETWORK, SLOW_NETWORK, SLOW_LINK, SLOW_CPU}
 
 
 def test_every_host_computes_as_much_on_four_as_on_two() -> None:
@@ -76,14 +84,16 @@ def test_every_host_computes_as_much_on_four_as_on_two() -> None:
 def test_the_finding_has_the_measured_ratios() -> None:
     assert tell().finding == (
         "All-gather takes 1.50 times as long as all-reduce on two hosts, where it sends 1.00 times the bytes, and 2.00 "
-        "times as long on four, where it sends 2.00 times the bytes; on two hosts they reach 98.0 % and 98.0 %."
+        "times as long on four, where it sends 2.00 times the bytes; on two hosts they reach 98.0 % and 98.0 %; "
+        "over links of 50 Mbit/s, where bytes decide, an all-gather takes 1.00 times as long as a ring on two hosts and "
+        "1.50 times on four."
     )
 
 
 def test_the_finding_follows_the_figures() -> None:
     story = tell(all_gather={"step": 0.030, "accuracies": [0.95], "nbytes": 3 * MODEL})
     assert "takes 0.75 times as long as all-reduce on two hosts, where it sends 3.00 times the bytes" in story.finding
-    assert story.finding.endswith("they reach 95.0 % and 98.0 %.")
+    assert "they reach 95.0 % and 98.0 %" in story.finding
 
 
 @pytest.mark.parametrize(
@@ -157,7 +167,7 @@ def test_what_is_aggregated_is_held_against_the_mean_of_gradients() -> None:
             "adam_parameters": 0.75,
         }.items()
     }
-    shown = rows(tell(**losses, parameters_sum={"loss": 0.5, "each_losses": [[*LOSSES[:19], 1e9]] * 2}), 1)
+    shown = rows(tell(**losses, parameters_sum={"loss": 0.5, "each_losses": [[*LOSSES[:19], 1e9]] * 2}), 2)
     apart = {(row["aggregated"], row["optimizer"]): row["step losses apart first 20 steps"] for row in shown}
     assert apart == {
         ("gradients, mean", "SGD"): "0.0e+00",
@@ -173,7 +183,7 @@ def test_what_is_aggregated_is_held_against_the_mean_of_gradients() -> None:
 @pytest.mark.parametrize("loss", [9.4e29, math.inf, math.nan])
 def test_a_model_that_is_lost_has_no_figures(loss: float) -> None:
     lost = {"loss": loss, "accuracies": [0.1], "each_losses": [[*LOSSES[:19], loss]] * 2}
-    (row,) = [row for row in rows(tell(parameters_sum=lost), 1) if row["aggregated"] == "parameters, sum"]
+    (row,) = [row for row in rows(tell(parameters_sum=lost), 2) if row["aggregated"] == "parameters, sum"]
     assert row["test loss"] == row["step losses apart first 20 steps"] == "diverged"
     assert row["accuracy"] == "10.00 %"
 
@@ -186,7 +196,7 @@ BOTTLENECK = {
 
 
 def test_who_waits_at_a_bottleneck() -> None:
-    shown = rows(tell(**BOTTLENECK), 2)[:3]
+    shown = rows(tell(**BOTTLENECK), 3)[:3]
     columns = ("step ms", "× equal hosts", "worker 0 waits ms", "the slow one waits ms")
     assert [[row[column] for column in columns] for row in shown] == [
         ["40.0", "1.00", "10.0", "10.0"],
@@ -196,8 +206,15 @@ def test_who_waits_at_a_bottleneck() -> None:
 
 
 def test_the_bars_of_both_workers_add_up_to_the_step() -> None:
-    (chart,) = [part for part in tell(**BOTTLENECK).sections[2].parts if isinstance(part, Chart)]
+    (chart,) = [part for part in tell(**BOTTLENECK).sections[3].parts if isinstance(part, Chart)]
     for narrow in (False, True):
         bars = [patch for patch in chart.draw(narrow).axes[0].patches if isinstance(patch, Rectangle)]
         ends = [bar.get_x() + bar.get_width() for bar in bars]
         assert ends == pytest.approx([30, 40, 30, 40, 30, 100, 30, 100, 30, 90, 88, 90])
+
+
+def test_where_bytes_decide_the_ratios_are_the_routes_own() -> None:
+    story = tell()
+    assert [row["sent per step worker 0"] for row in rows(story, 1)] == ["244 KiB", "244 KiB", "366 KiB", "732 KiB"]
+    said = story.sections[1].parts[1]
+    assert "sends 2.00 times as much and takes 1.50 times as long" in said.text

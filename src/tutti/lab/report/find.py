@@ -22,7 +22,7 @@ class Found:
 
 def load_records(places: Sequence[Path]) -> list[Record]:
     """The records named, with those of every folder in its place, sorted by their file names."""
-    return [record for place in places for record in (_load_folder(place) if place.is_dir() else [_load(place)])]
+    return [record for place in places for record in (_load_folder(place) if place.is_dir() else [Record.load(place)])]
 
 
 def find_records(folder: Path, pattern: str = "*.json") -> list[Found]:
@@ -35,21 +35,14 @@ def _load_folder(folder: Path) -> list[Record]:
     found = find_records(folder)
     if not found:
         raise UserError(f"there is no record of a run in {folder}; `tutti run` and `tutti compare` leave them in --out")
-    return [each.record or _load(each.path) for each in found]
+    return [each.record or Record.load(each.path) for each in found]
 
 
 def _look_at(path: Path) -> Found | None:
     try:
-        return Found(path, _load(path))
+        return Found(path, Record.load(path))
     except UserError as error:
         return Found(path, None, str(error)) if _is_of_some_version(path) else None
-
-
-def _load(path: Path) -> Record:
-    try:
-        return Record.load(path)
-    except TypeError as error:  # fields that a record does not have, or has and are not there
-        raise UserError(f"{path} is no record of a run: {error}") from None
 
 
 def _is_of_some_version(path: Path) -> bool:

@@ -16,6 +16,7 @@ from tutti.lab.report.parts import Bullets, Cell, Code, Heading, Paragraph, Part
 from tutti.lab.report.svg import LOOK
 
 _DPI = 110
+_LEGEND = 120  # letters that fit beside each other above a chart
 
 
 class MarkdownPage:
@@ -97,6 +98,7 @@ def _draw(chart: Chart) -> bytes:
         if chart.keys:
             handles: list[Any] = [key.artist() for key in chart.keys]
             texts = [key.text for key in chart.keys]
-            figure.legend(handles, texts, loc="outside upper center", ncols=min(4, len(texts)))
+            columns = max(1, min(len(texts), _LEGEND // max(map(len, texts))))
+            figure.legend(handles, texts, loc="outside upper center", ncols=columns)
         figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
     return png.getvalue()

@@ -7,9 +7,10 @@ travel from machine to machine, seconds do not.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -57,6 +58,12 @@ class Reproduction(ABC):
     @abstractmethod
     def tell(self, results: Results) -> Story:
         """Read the records."""
+
+
+def largest(values: Iterable[float]) -> float:
+    """nan where any of them is, which `max` would pass over."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def patch_key(text: str, fill: Any) -> Key:

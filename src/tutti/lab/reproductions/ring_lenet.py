@@ -24,13 +24,13 @@ from torch.nn import functional
 
 from tutti.comm.base import Comm
 from tutti.comm.metered import metered
-from tutti.engine import distribute
+from tutti.engine import Run, distribute
 from tutti.lab.experiment import Job, Results
 from tutti.lab.picture import line_look
 from tutti.lab.record import Record
 from tutti.lab.report.chart import Chart, line_key
 from tutti.lab.report.parts import Paragraph, Section, Table
-from tutti.lab.reproductions.base import Claim, Reproduction, Story
+from tutti.lab.reproductions.base import Claim, Reproduction, Story, largest
 from tutti.lab.units import format_percent
 from tutti.train import Measurements, Plan
 
@@ -93,7 +93,7 @@ class RingLenet(Reproduction):
         slow, fast = _end(curves["lecun-after"]), _end(curves["lecun-sum"])
         finding = (
             f"Ring, ring reduce and all-reduce train the same model: over {EPOCHS} epochs their losses differ by at "
-            f"most {gap:.0e}. One program that synchronises after the update and one that forgets to divide the sum "
+            f"most {gap:.0e}; one program that synchronises after the update and one that forgets to divide the sum "
             f"end where the two published curves do, at {format_percent(slow.accuracy, 0)} and "
             f"{format_percent(fast.accuracy, 0)}."
         )
@@ -113,8 +113,7 @@ def train_small(comm: Comm, report: Any, spec: str, plan: Plan, setting: Setting
     optimizer = torch.optim.SGD(model.parameters(), lr=plan.lr)
     log = Measurements(comm.rank, sum(p.numel() for p in model.parameters()))
     report({"event": "begin", "steps": EPOCHS, "workers": comm.size, "parameters": log.parameters})
-    step = _step_before(model, optimizer, spec, comm) if setting.synchronised == "before" else None
-    step = step or _step_after(model, optimizer, comm)
+    run = distribute(model, optimizer, spec, comm=comm) if setting.synchronised == "before" else None
     seconds = 0.0
     for epoch in range(1, EPOCHS + 1):
         begun = comm.clock.now()
@@ -122,11 +121,15 @@ def train_small(comm: Comm, report: Any, spec: str, plan: Plan, setting: Setting
         outputs = model(inputs[own])
         loss = functional.cross_entropy(outputs, targets[own])
         loss.backward()
-        step()
+        waited = _step_late(model, optimizer, comm) if run is None else _step(run)
+        optimizer.zero_grad()
         seconds += comm.clock.now() - begun
         correct = int((outputs.argmax(1) == targets[own]).sum())
+        log.exposed.append(waited)
         _note(log, epoch, comm.clock.now() - begun, seconds, float(loss.detach()), correct / len(own), len(own))
     report({"event": "step", "step": EPOCHS, "steps": EPOCHS, "loss": log.losses[-1], "seconds": seconds})
+    if run is not None:
+        run.close()
     log.bytes_per_step, log.bytes_source = comm.meter.sent("gradients") / EPOCHS, comm.meter.source("gradients")
     return _gather(comm, log)
 
@@ -160,28 +163,21 @@ def _share(epoch: int, comm: Comm, plan: Plan, setting: Setting) -> Tensor:
     return order.tensor_split(comm.size)[comm.rank]
 
 
-def _step_before(model: nn.Module, optimizer: torch.optim.Optimizer, spec: str, comm: Comm) -> Callable[[], None]:
-    run = distribute(model, optimizer, spec, comm=comm)
-
-    def step() -> None:
-        run.step()
-        optimizer.zero_grad()
-
-    return step
+def _step(run: Run) -> float:
+    """Seconds waited for the others."""
+    run.step()
+    return run.take_times()[1]
 
 
-def _step_after(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Comm) -> Callable[[], None]:
+def _step_late(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Comm) -> float:
     """The mistake: every worker updates with its own gradient, and the mean that comes afterwards is thrown away."""
-
-    def step() -> None:
-        optimizer.step()
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            comm.all_reduce(parameter.grad, tag="gradients/late")
-            parameter.grad /= comm.size
-        optimizer.zero_grad()
-
-    return step
+    optimizer.step()
+    begun = comm.clock.now()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        comm.all_reduce(parameter.grad, tag="gradients/late")
+        parameter.grad /= comm.size
+    return comm.clock.now() - begun
 
 
 def _note(
@@ -189,7 +185,6 @@ def _note(
 ) -> None:
     log.seconds.append(took)
     log.hidden.append(0.0)
-    log.exposed.append(0.0)
     log.samples.append(samples)
     log.losses.append(loss)
     entry = {"epoch": epoch, "step": epoch, "seconds": seconds, "bytes": 0.0, "accuracy": accuracy, "loss": loss}
@@ -228,9 +223,9 @@ def _end(records: list[Record]) -> _End:
 
 
 def _gap(one: Record, other: Record) -> float:
-    """The largest difference of any worker's loss in any epoch."""
+    """The largest difference of any worker's loss in any epoch; nan where one of them is."""
     pairs = zip(one.measurements, other.measurements, strict=True)
-    return max(abs(float(a) - float(b)) for m, n in pairs for a, b in zip(m["losses"], n["losses"], strict=True))
+    return largest(abs(float(a) - float(b)) for m, n in pairs for a, b in zip(m["losses"], n["losses"], strict=True))
 
 
 def _same(gap: float) -> Claim:

@@ -11,7 +11,6 @@ iteration show that it is not.
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ from tutti.lab.record import Record
 from tutti.lab.report.chart import Chart, is_narrow, line_key
 from tutti.lab.report.charts import make_step_chart
 from tutti.lab.report.parts import Paragraph, Section, Table
-from tutti.lab.reproductions.base import Claim, Reproduction, Story, patch_key
+from tutti.lab.reproductions.base import Claim, Reproduction, Story, largest, patch_key
 from tutti.lab.units import format_bytes, format_percent, format_seconds
 from tutti.train import Plan
 
@@ -173,8 +172,7 @@ def loss_gap(one: Record, other: Record) -> float:
     """The largest difference between the losses of two runs in the first iterations, over all workers; nan if any."""
     pairs = zip(one.measurements, other.measurements, strict=True)
     losses = ((m["losses"][:_COMPARED], n["losses"][:_COMPARED]) for m, n in pairs)
-    gaps = [abs(float(a) - float(b)) for these, those in losses for a, b in zip(these, those, strict=True)]
-    return math.nan if any(map(math.isnan, gaps)) else max(gaps)
+    return largest(abs(float(a) - float(b)) for these, those in losses for a, b in zip(these, those, strict=True))
 
 
 def _comparable(results: Results) -> Claim:

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -72,10 +73,9 @@ def wait_until(holds: Callable[[], Any], seconds: float) -> Any:
 # --- what is there ---------------------------------------------------------------------------------------------------
 
 
-def machine_links() -> str:
-    """The interfaces of the namespace that these tests run in."""
-    ip = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    return subprocess.run([str(ip), "-o", "link"], capture_output=True, text=True, check=True).stdout
+def machine_links() -> list[tuple[int, str]]:
+    """The interfaces of the namespace that these tests run in; one that was made again has another number."""
+    return socket.if_nameindex()
 
 
 def groups_of(process: int) -> list[Path]:
@@ -107,7 +107,8 @@ def _command_line(process: int) -> str:
 def why_no_hosts() -> str:
     command = [sys.executable, "-c", f"{_ENTER}from tutti.hosts.namespaces import Namespace\nNamespace.new()"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
-    return "" if done.returncode == 0 else (done.stderr.strip() or "it failed without a word").splitlines()[-1]
+    said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    return "" if done.returncode == 0 else said.removeprefix("tutti.errors.UserError: ")
 
 
 @functools.cache

@@ -80,3 +80,15 @@ def test_indices_select_rows() -> None:
 def test_more_workers_than_samples_are_refused() -> None:
     with pytest.raises(UserError, match="8 workers cannot share 7 samples: use at most 7 workers"):
         EpochSampler(7, 64, 8, 0, 0)
+
+
+def test_chances_depend_on_seed_epoch_and_sample_alone() -> None:
+    alone = EpochSampler(50, 8, workers=1, rank=0, seed=3)
+    among = EpochSampler(50, 16, workers=4, rank=2, seed=3)
+    assert alone.chances(1, 3).shape == (50, 3)
+    assert torch.equal(alone.chances(1, 3), among.chances(1, 3))
+    assert not torch.equal(alone.chances(1, 3), alone.chances(2, 3))
+    assert not torch.equal(alone.chances(1, 3), EpochSampler(50, 8, 1, 0, seed=4).chances(1, 3))
+    assert alone.chances(1, 3).min() >= 0
+    assert alone.chances(1, 3).max() < 1
+    assert alone.chances(1, 0).shape == (50, 0)

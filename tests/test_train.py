@@ -90,3 +90,13 @@ def test_cuda_where_there_is_none_is_a_users_mistake() -> None:
     else:
         with pytest.raises(UserError, match="no CUDA device"):
             run("single", replace(SHORT, device="cuda"), workers=1)
+
+
+def test_augmented_batches_do_not_depend_on_the_number_of_workers() -> None:
+    """A user's own task with a model of its own, mirrored at random."""
+    plan = Plan("own_task:make_task", global_batch=24, epochs=3)
+    (alone,) = run("single", plan, workers=1)
+    rows = run("ddp", plan, workers=3)
+    means = [sum(row["losses"][i] * row["samples"][i] for row in rows) / 24 for i in range(15)]
+    assert means == pytest.approx(alone["losses"], rel=1e-5)
+    assert rows[0]["parameters"] == 130

@@ -132,11 +132,11 @@ class Member:
     def __str__(self) -> str:
         texts = []
         positional = True
-        for index, field in enumerate(_fields(type(self))):
+        for index, field in enumerate(fields_of(type(self))):
             value = getattr(self, field.name)
             shown = value != _default(field) or (index == 0 and isinstance(value, Member))
             if shown:
-                text = _format(value, _hints(type(self))[field.name])
+                text = format_value(value, hints_of(type(self))[field.name])
                 positional = positional and (index == 0 or isinstance(value, Member))
                 texts.append(text if positional else f"{field.name.replace('_', '-')}={text}")
             positional = positional and shown
@@ -253,11 +253,11 @@ class _Builder:
         return SpecError(message, self.text, node.start, node.end)
 
     def value(self, node: _Node, kind: Any, what: str) -> Any:
-        kind, marks = _unwrap(kind)
+        kind, marks = unwrap(kind)
         if typing.get_origin(kind) in (Union, types.UnionType):
             if node.word == "none" and not node.args:
                 return None
-            kind, marks = _unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
+            kind, marks = unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
         if isinstance(kind, type) and issubclass(kind, Member):
             return self.member(node, kind)
         if node.args:
@@ -315,15 +315,15 @@ class _Builder:
             said = field.replace("_", "-")
             if field in values:
                 raise self.error(f"'{node.word}' is given '{said}' twice", key or value)
-            values[field] = self.value(value, _hints(cls)[field], f"{said} of '{node.word}'")
-        missing = [f.name.replace("_", "-") for f in _fields(cls) if f.name not in values and _required(f)]
+            values[field] = self.value(value, hints_of(cls)[field], f"{said} of '{node.word}'")
+        missing = [f.name.replace("_", "-") for f in fields_of(cls) if f.name not in values and _required(f)]
         if missing and not preset:
             raise self.error(f"'{node.word}' needs {missing[0]}, as in {node.word}({missing[0]}=...)", node)
         return values
 
     def positional(self, node: _Node, index: int, cls: type[Member], preset: bool) -> str:
         """The field that a plain argument stands for."""
-        fields, value = _fields(cls), node.args[index][1]
+        fields, value = fields_of(cls), node.args[index][1]
         if preset:
             raise self.error(f"'{node.word}' is a preset: name what to change in it, as in bucket=1MiB", value)
         if any(key is not None for key, _ in node.args[:index]):
@@ -335,7 +335,7 @@ class _Builder:
 
     def named(self, node: _Node, key: _Node, cls: type[Member]) -> str:
         """The field that a named argument stands for."""
-        fields = [f.name.replace("_", "-") for f in _fields(cls)]
+        fields = [f.name.replace("_", "-") for f in fields_of(cls)]
         name = key.word.replace("_", "-")
         if name not in fields:
             raise self.error(f"'{node.word}' has no parameter '{key.word}'{_suggest(name, fields)}", key)
@@ -369,11 +369,11 @@ def _count(n: int, noun: str) -> str:
 # --- the dataclass side ----------------------------------------------------------------------------------------------
 
 
-def _fields(cls: type[Member]) -> list[dataclasses.Field[Any]]:
+def fields_of(cls: type[Member]) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init]
 
 
-def _hints(cls: type[Member]) -> dict[str, Any]:
+def hints_of(cls: type[Member]) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -385,17 +385,17 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
-def _unwrap(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+def unwrap(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     if typing.get_origin(kind) is Annotated:
         inner, *marks = typing.get_args(kind)
         return inner, tuple(marks)
     return kind, ()
 
 
-def _format(value: Any, kind: Any) -> str:
-    kind, marks = _unwrap(kind)
+def format_value(value: Any, kind: Any) -> str:
+    kind, marks = unwrap(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
-        kind, marks = _unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
+        kind, marks = unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
     if value is None:
         return "none"
     if isinstance(value, bool):

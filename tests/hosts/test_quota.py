@@ -130,6 +130,14 @@ def test_version_2_makes_it_in_the_nearest_group_that_hands_the_controller_on(ve
     assert (made.folder / "cpu.max").read_text() == "30000 20000"
 
 
+@pytest.mark.parametrize(
+    ("cpus", "limit"), [(0.01, "1000 100000"), (0.03, "1000 33334"), (0.05, "1000 20000"), (2, "40000 20000")]
+)
+def test_a_small_share_has_a_longer_period(version_2: Machine, cpus: float, limit: str) -> None:
+    """The kernel takes no limit below a millisecond."""
+    assert (Quota.make("x", cpus, version_2.root).folder / "cpu.max").read_text() == limit
+
+
 @pytest.mark.parametrize("own", ["/not/visible/here", "/user/me/shell (deleted)"])
 def test_a_group_that_cannot_be_seen_leaves_the_whole_tree(version_2: Machine, own: str) -> None:
     (version_2.root / "proc/self/cgroup").write_text(f"0::{own}\n")
@@ -268,6 +276,14 @@ def test_a_quota_holds_and_is_removed() -> None:
         assert 0 < float(done.stdout) < 0.3
     finally:
         made.close()
+    assert not made.folder.exists()
+
+
+@needs_quota
+@pytest.mark.parametrize("cpus", [0.01, 0.049, 1024])
+def test_the_kernel_takes_every_share_that_may_be_asked_for(cpus: float) -> None:
+    made = Quota.make("test", cpus)
+    made.close()
     assert not made.folder.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,9 +10,11 @@ from typing import ClassVar
 import pytest
 import torch
 from fake_clock import FakeClock
+from own_task import Stripes
 from torch import nn
 
-from tutti.tasks.base import Data, Split, Task
+from tutti.errors import UserError
+from tutti.tasks.base import Data, Split, Task, find_task, task_text
 
 
 @dataclass
@@ -45,3 +48,38 @@ def test_correct_counts_the_highest_scores() -> None:
 def test_the_model_is_trained_as_it_is() -> None:
     model = nn.Linear(2, 2)
     assert Tiny().prepare(model, FakeClock()) is model
+
+
+# --- a user's own -----------------------------------------------------------------------------------------------------
+
+
+def test_a_users_own_task_is_called_what_the_user_calls_it() -> None:
+    assert isinstance(find_task("own_task:make_task"), Stripes)
+    assert task_text("own_task:make_task") == "own_task:make_task"
+
+
+def test_a_task_of_the_folder_is_found_by_its_spec() -> None:
+    assert find_task("digits").name == "digits"
+    assert task_text("synthetic(samples=7,  compute=0)") == "synthetic(samples=7)"
+
+
+def test_it_is_looked_for_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "made_here.py").write_text("from own_task import make_task as make")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", sys.path[:])
+    assert isinstance(find_task("made_here:make"), Stripes)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("no_such_module:make", "--task no_such_module:make: No module named 'no_such_module'; it is looked for from "),
+        ("own_task:no_such", "there is no function no_such in .*own_task.py"),
+        ("own_task:NO_FUNCTION", "there is no function NO_FUNCTION"),
+        ("own_task:make_something_else", "returned a str, not a tutti.tasks.base.Task"),
+    ],
+)
+def test_what_is_no_task_gets_a_sentence(text: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", sys.path[:])
+    with pytest.raises(UserError, match=sentence):
+        find_task(text)

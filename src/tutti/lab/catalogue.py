@@ -24,7 +24,7 @@ from tutti.collectives.base import Collective
 from tutti.errors import UserError
 from tutti.lab.docstrings import read_words
 from tutti.presets import PRESETS
-from tutti.spec import Member, Range, Shape, Unit, _fields, _format, _hints, _unwrap, names, parse
+from tutti.spec import Member, Range, Shape, Unit, fields_of, format_value, hints_of, names, parse, unwrap
 
 PRESETS_AXIS = "presets"
 _ORDER = ("algorithms", PRESETS_AXIS, "exchanges", "collectives", "aggregators", "models", "tasks", "networks")
@@ -199,10 +199,10 @@ def read_page(member: Member) -> Page:
 
 def _variants(member: Member) -> list[Member]:
     """The member as it is, and with every other choice of a field that names its choices."""
-    kinds = _hints(type(member))
+    kinds = hints_of(type(member))
     others = [
         dataclasses.replace(member, **{field.name: choice})
-        for field in _fields(type(member))
+        for field in fields_of(type(member))
         for choice in _choices(kinds[field.name])
         if choice != getattr(member, field.name)
     ]
@@ -235,14 +235,14 @@ def tabulate(prices: Iterable[Price]) -> list[tuple[str, str, str, str]]:
 
 
 def _read_parameters(member: Member) -> tuple[Parameter, ...]:
-    kinds = _hints(type(member))
+    kinds = hints_of(type(member))
     return tuple(
         Parameter(
             field.name.replace("_", "-"),
             describe_kind(kinds[field.name]),
-            _format(getattr(member, field.name), kinds[field.name]),
+            format_value(getattr(member, field.name), kinds[field.name]),
         )
-        for field in _fields(type(member))
+        for field in fields_of(type(member))
     )
 
 
@@ -251,7 +251,7 @@ def _read_parameters(member: Member) -> tuple[Parameter, ...]:
 
 def find_traits(base: type[Member]) -> list[str]:
     """What an axis lets its members say of themselves: public class attributes that are a word or a yes or no."""
-    hints = {name: hint for name, hint in _hints(base).items() if typing.get_origin(hint) is ClassVar}
+    hints = {name: hint for name, hint in hints_of(base).items() if typing.get_origin(hint) is ClassVar}
     said = {name: typing.get_args(hint)[0] for name, hint in hints.items() if name not in ("axis", "noun")}
     return [name for name, kind in said.items() if kind in (bool, str) or typing.get_origin(kind) is Literal]
 
@@ -279,7 +279,7 @@ def _say(trait: str, value: Any) -> str:
 
 def describe_kind(kind: Any) -> str:
     """What may stand in a field, in words."""
-    kind, marks = _unwrap(kind)
+    kind, marks = unwrap(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
         return f"{describe_kind(next(k for k in typing.get_args(kind) if k is not type(None)))}, or none"
     if isinstance(kind, type) and issubclass(kind, Member):

@@ -37,15 +37,15 @@ def write_page(
     """The report beside the records, and the page where one is asked for; returns the report's place."""
     records = [results[job][0] for job in results]
     report = out / "report.html"
-    sections = [_make_findings(story), _make_claims(story), *story.sections]
-    write_report(records, report, reproduction.title, sections)
+    finding, sections = _make_findings(story), [_make_claims(story), *story.sections]
+    write_report(records, report, reproduction.title, sections, finding)
     if page is not None:
         markdown = MarkdownPage(name, reproduction.title)
         markdown.add_text(
             f"What {reproduction.document} published, measured here by `{records[0].command}`. Seconds do not travel "
             "from machine to machine; ratios do."
         )
-        markdown.add([*sections, _make_conditions(results.all())])
+        markdown.add([finding, *sections, _make_conditions(results.all())])
         markdown.write(page)
     return report
 

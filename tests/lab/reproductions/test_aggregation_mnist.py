@@ -85,8 +85,8 @@ def test_the_finding_has_the_measured_ratios() -> None:
     assert tell().finding == (
         "All-gather takes 1.50 times as long as all-reduce on two hosts, where it sends 1.00 times the bytes, and 2.00 "
         "times as long on four, where it sends 2.00 times the bytes; on two hosts they reach 98.0 % and 98.0 %; "
-        "over links of 50 Mbit/s, where bytes decide, an all-gather takes 1.00 times as long as a ring on two hosts and "
-        "1.50 times on four."
+        "over links of 50 Mbit/s, where bytes decide, an all-gather takes 1.00 times as long as a ring on two hosts "
+        "and 1.50 times on four."
     )
 
 

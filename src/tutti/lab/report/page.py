@@ -49,16 +49,20 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def write_report(records: list[Record], path: Path, title: str = "", extra: Sequence[Section] = ()) -> None:
-    """Written whole or not at all; `extra` sections stand behind the findings."""
-    write_whole(make_page(records, title, extra), path)
+def write_report(
+    records: list[Record], path: Path, title: str = "", extra: Sequence[Section] = (), findings: Section | None = None
+) -> None:
+    """Written whole or not at all; `extra` sections stand behind the findings, which are the records' own or given."""
+    write_whole(make_page(records, title, extra, findings), path)
 
 
-def make_page(records: list[Record], title: str = "", extra: Sequence[Section] = ()) -> str:
+def make_page(
+    records: list[Record], title: str = "", extra: Sequence[Section] = (), findings: Section | None = None
+) -> str:
     sections = [*extra]
     if records:
         rest = (make_results, make_learning, make_steps, make_traffic, make_conditions)
-        sections = [make_findings(records), *extra, *(make(records) for make in rest)]
+        sections = [findings or make_findings(records), *extra, *(make(records) for make in rest)]
     style, script = _read("look.css"), _read("look.js")
     return _PAGE.format(
         policy=_policy(f"\n{script}"),

@@ -304,8 +304,8 @@ def _routes(results: Results, gap: float) -> Section:
         rows.append([name, f"{record.loss:.6f}", format_percent(record.accuracy, 0), f"{apart:.1e}", times])
     header = ("route", "loss after 100 epochs", "accuracy", "losses apart\nfrom all-reduce", "training\ns")
     note = (
-        "The same images, initial weights and order. `all-reduce` is gloo's; `ring` cuts the gradient into four chunks "
-        "(scatter-reduce, then all-gather, as in the document); `ring-reduce` passes the whole sum round and back."
+        "The same images, initial weights and order. All-reduce is gloo's; the ring cuts the gradient into four chunks "
+        "(scatter-reduce, then all-gather, as in the document); the ring reduce passes the whole sum round and back."
     )
     caption = f"Three routes, one computation: no loss differs by more than {gap:.1e}."
     return Section("Ring and all-reduce", [Paragraph(note), Table(header, rows, caption)])

@@ -24,8 +24,8 @@ _EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
     try:
+        args = make_parser().parse_args(argv)
         return int(args.command(args))
     except UserError as error:
         print(f"tutti: {error}", file=sys.stderr)
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _interrupted() -> int:
-    print("tutti: interrupted; every worker has been stopped", file=sys.stderr)
+    print("tutti: interrupted; nothing is left running", file=sys.stderr)
     return 130
 
 

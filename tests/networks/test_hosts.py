@@ -182,7 +182,7 @@ def test_whoever_is_told_to_end_while_measuring_takes_everything_down(number: si
 REFUSALS = {
     "threads": (["--engine", "threads"], {}, "needs workers that are processes; leave --engine threads out"),
     "interface": (
-        ["--interface", "127.0.0.1"],
+        ["--interface", "lo"],
         {},
         "gives every worker an interface of its own; leave --interface out",
     ),
@@ -319,7 +319,7 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     os.killpg(running.pid, signal.SIGINT)
     _, error = running.communicate(timeout=30)
     assert running.returncode == 130
-    assert error == "tutti: interrupted; every worker has been stopped\n"
+    assert error == "tutti: interrupted; nothing is left running\n"
     assert groups_of(running.pid) == []
     assert not any(map(is_alive, workers))
     assert not list(tmp_path.glob("*.json"))

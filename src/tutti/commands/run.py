@@ -131,7 +131,7 @@ def _run(args: argparse.Namespace) -> int:
     plan = _plan(args)
     place = find_place()
     speaks = (place is None or place.rank == 0) and args.node_rank == 0
-    with _launch_options(args) as options:
+    with _launch_options(args, network) as options:
         check_all(entries, plan, options, network)
         out = args.out or _new_folder()
         if speaks:
@@ -205,24 +205,24 @@ def _workers(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _launch_options(args: argparse.Namespace) -> Iterator[LaunchOptions]:
+def _launch_options(args: argparse.Namespace, network: Network) -> Iterator[LaunchOptions]:
     from tutti.launch import LaunchOptions
     from tutti.tasks.base import find_task
 
     preload = find_task(args.task).modules
     with tempfile.TemporaryDirectory(prefix="tutti-tls-") if args.tls else nullcontext("") as folder:
-        wire = _wire_options(args, Path(folder))
+        wire = _wire_options(args, network, Path(folder))
         yield LaunchOptions(_workers(args), args.engine, wire, args.nodes, args.node_rank, args.master, preload=preload)
 
 
-def _wire_options(args: argparse.Namespace, folder: Path) -> WireOptions:
+def _wire_options(args: argparse.Namespace, network: Network, folder: Path) -> WireOptions:
     from tutti.comm.certificate import make_certificate
     from tutti.comm.handshake import Tls, find_address
     from tutti.comm.rendezvous import WireOptions
     from tutti.spec import Seconds, parse_quantity
     from tutti.train import find_device
 
-    if args.interface:
+    if args.interface and not network.hosts:  # which have their own
         find_address(args.interface, "127.0.0.1")
     tls = None
     if args.tls_cert or args.tls_key or args.tls_ca:

@@ -320,7 +320,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
     refuse("gradient-average:all-reduce:«rnig»", Algorithm, "did you mean 'ring'?")
     refuse("all-reduce(combine=«man»)", Exchange, "there is no aggregator 'man'", "did you mean 'mean'?")
     refuse("«12»", Algorithm, "there is no algorithm or preset '12'")
-    refuse("«qqqq»", Collective, "there is no collective 'qqqq'; there is all-gather, native, ring, star")
+    refuse("«qqqq»", Collective, "there is no collective 'qqqq'; there is all-gather, native, ring, ring-reduce, star")
 
 
 def test_a_collective_where_an_exchange_should_stand() -> None:
@@ -348,7 +348,7 @@ def test_out_of_range(creature: type[Member]) -> None:
     refuse("star(«-1»)", Collective, "root of 'star' must be at least 0, not -1")
     refuse("torch-ddp(bucket=«0»)", Algorithm, "must be at least 1")
     refuse("sea-horse(small=«7»)", creature, "small of 'sea-horse' must be at least 8B, not 7")
-    refuse("sea-horse(share=«1.1»)", creature, "must be between 0 and 1, not 1.1")
+    refuse("sea-horse(share=«1.1»)", creature, "must be between 0 and 100%, not 1.1")
     refuse("sea-horse(below=«1»)", creature, "must be at most 0, not 1")
 
 
@@ -444,7 +444,7 @@ def test_random_tokens_parse_or_are_refused(creature: type[Member]) -> None:
         text = "".join(drawn.choice(words if drawn.random() < 0.55 else marks) for _ in range(drawn.randint(0, 12)))
         base = drawn.choice([Algorithm, Exchange, Collective, creature])
         outcomes[_outcome(text, base)] += 1
-    assert min(outcomes.values()) > 20, outcomes
+    assert min(outcomes.values()) > 10, outcomes
 
 
 def _outcome(text: str, base: type[Member]) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -227,6 +228,7 @@ class _Processes:
         self._read = 0  # how far the events have been read
         self._stop = threading.Event()
         self._gave_up = False
+        self._unnamed: set[str] = set()
         self._clock = Clock()
 
     def run(self, function: WorkerFunction[Result], args: tuple[Any, ...]) -> Any:
@@ -238,8 +240,12 @@ class _Processes:
         job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, threads, doors)
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
+        before = set(_forked())
         try:
             return self._launch(job)
+        except BaseException:
+            self._unnamed = set(_forked()) - before  # those that have not come far enough to say who they are
+            raise
         finally:
             self._stop.set()
             self._kill_all()
@@ -255,6 +261,7 @@ class _Processes:
         if method == "forkserver":
             elastic = "torch.distributed.elastic.multiprocessing"
             multiprocessing.set_forkserver_preload(["torch", elastic, __name__, *self._options.preload])
+            _start_fork_server()
         try:
             return elastic_launch(self._config(method), _work)(job).get(0)
         except ChildFailedError as error:
@@ -313,9 +320,10 @@ class _Processes:
         return sorted(found, key=lambda f: (f.of_peer, f.accused in spoken, f.time))
 
     def _kill_all(self) -> None:
-        for path in self._folder.glob("pid-*"):
+        named = [path.read_text() for path in self._folder.glob("pid-*")]
+        for process in {*named, *self._unnamed}:
             try:
-                os.kill(int(path.read_text()), signal.SIGKILL)
+                os.kill(int(process), signal.SIGKILL)
             except (ProcessLookupError, ValueError):
                 continue
 
@@ -323,7 +331,9 @@ class _Processes:
         """The first cause: a worker's own error, then one that ended without a word, then a peer that went silent."""
         failures = self._failures()
         silent = {rank: end.exitcode for rank, end in ends.items() if rank not in {f.rank for f in failures}}
-        if failures and (not failures[0].of_peer or self._gave_up or not silent):
+        if self._gave_up:  # and killed everybody: whoever ended by himself did so before
+            silent = {rank: code for rank, code in silent.items() if code != -signal.SIGKILL}
+        if failures and (not failures[0].of_peer or not silent):
             return _failure(failures[0])
         rank, code = next(iter(silent.items()))
         if code == -signal.SIGINT:
@@ -331,6 +341,26 @@ class _Processes:
         if code < 0:
             return RunFailed(f"worker {rank} was killed by signal {-code} ({signal.Signals(-code).name})")
         return RunFailed(f"worker {rank} ended with exit code {code} and without a word")
+
+
+def _start_fork_server() -> None:
+    """Deaf to Ctrl-C from its birth: while it still imports it would answer with a trace."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may change what signals do; the launcher will start it
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _forked() -> list[str]:
+    """The processes that the fork server has made and that are still there."""
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    try:
+        return Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    except OSError:
+        return []  # no server, or a system that does not tell
 
 
 def _quiet_elastic() -> None:
@@ -365,7 +395,10 @@ def _work(job: _Job) -> Any:
     door = job.doors[int(os.environ["LOCAL_RANK"])]
     door.enter()  # before any other thread is there, which would stay outside
     _die_with(job.parent, job.folder)
-    (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    try:
+        (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    except FileNotFoundError:
+        os._exit(1)  # the parent has cleared up already
     if job.secret:
         os.environ["TUTTI_SECRET"] = job.secret
     if door.own_interface:

@@ -1,6 +1,8 @@
-"""The plain mean of all workers: every worker counts the same, as in DDP.
+"""The plain mean of all workers.
 
     result = sum(x_i) / n
+
+Every worker counts the same, as in DDP, whatever its share of the batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The sum of all workers: with gradients it multiplies the learning rate by their number.
+"""The sum of all workers.
 
     result = sum(x_i)
+
+With gradients it multiplies the learning rate by the number of workers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
     x <- x - lr * g    or whatever the optimizer makes of g
     rounds 0, bytes 0
+
+Nothing is sent.
 """
 
 from __future__ import annotations

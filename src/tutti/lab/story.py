@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -42,7 +43,7 @@ def write_page(
     if page is not None:
         markdown = MarkdownPage(name, reproduction.title)
         markdown.add_text(
-            f"What {reproduction.document} published, measured here by `{records[0].command}`. Seconds do not travel "
+            f"What {reproduction.document} published, measured here by `{_shorten(records[0].command)}`. Seconds do not travel "
             "from machine to machine; ratios do."
         )
         markdown.add([finding, *sections, _make_conditions(results.all())])
@@ -66,5 +67,10 @@ def _make_conditions(records: list[Record]) -> Section:
         if network.get("measured"):
             caption = f"{asked}: asked for and measured at start; rates in Mbit/s."
             parts.append(Table(HEADER, describe_hosts(network), caption))
-    parts.append(Code(records[0].command))
+    parts.append(Code(_shorten(records[0].command)))
     return Section("Conditions", parts)
+
+
+def _shorten(command: str) -> str:
+    """Without where its results went, which is nobody else's affair."""
+    return re.sub(r" --(?:page|out|json)[ =]\S+", "", command)

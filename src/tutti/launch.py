@@ -243,8 +243,10 @@ class _Processes:
         before = set(_forked())
         try:
             return self._launch(job)
-        except BaseException:
-            self._unnamed = set(_forked()) - before  # those that have not come far enough to say who they are
+        except (UserError, RunFailed):
+            raise
+        except BaseException:  # interrupted, perhaps before all workers were there
+            self._unnamed = _stop_fork_server() - before
             raise
         finally:
             self._stop.set()
@@ -354,13 +356,28 @@ def _start_fork_server() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def _stop_fork_server() -> set[str]:
+    """Nothing more shall come out of it, and what it has made is returned; who needs one later gets another."""
+    server = _fork_server()
+    if server is None:
+        return set()
+    os.kill(server, signal.SIGSTOP)
+    made = set(_forked())
+    os.kill(server, signal.SIGKILL)
+    return made
+
+
 def _forked() -> list[str]:
     """The processes that the fork server has made and that are still there."""
-    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    server = _fork_server()
     try:
         return Path(f"/proc/{server}/task/{server}/children").read_text().split()
     except OSError:
         return []  # no server, or a system that does not tell
+
+
+def _fork_server() -> int | None:
+    return getattr(forkserver._forkserver, "_forkserver_pid", None)
 
 
 def _quiet_elastic() -> None:

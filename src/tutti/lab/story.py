@@ -42,9 +42,10 @@ def write_page(
     write_report(records, report, reproduction.title, sections, finding)
     if page is not None:
         markdown = MarkdownPage(name, reproduction.title)
+        command = _shorten(records[0].command)
         markdown.add_text(
-            f"What {reproduction.document} published, measured here by `{_shorten(records[0].command)}`. Seconds do not travel "
-            "from machine to machine; ratios do."
+            f"What {reproduction.document} published, measured here by `{command}`. Seconds do not travel from machine "
+            "to machine; ratios do."
         )
         markdown.add([finding, *sections, _make_conditions(results.all())])
         markdown.write(page)

@@ -41,4 +41,12 @@ def make_something_else() -> str:
     return "a task"
 
 
+def make_empty() -> Task:
+    return Task()
+
+
+def break_down() -> Task:
+    raise LookupError("no data today")
+
+
 NO_FUNCTION = 3

@@ -20,9 +20,9 @@ SOURCE = Path(__file__).parent.parent / "src"
 QUICK = ["--steps", "3", "--global-batch", "32", "--engine", "threads", "--workers", "2", "--quiet"]
 
 
-def tutti(*args: str, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
+def tutti(*args: str, timeout: float = 100.0, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tutti", *args]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "140"}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "140", **more}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
 
 
@@ -94,9 +94,14 @@ def test_specs_from_a_file(tmp_path: Path) -> None:
 
 
 def test_processes_over_tls(tmp_path: Path) -> None:
-    done = tutti("run", "ddp", "--steps", "3", "--workers", "2", "--tls", "--out", str(tmp_path))
+    out, temporary = tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
+    work = ("run", "ddp", "--steps", "3", "--workers", "2", "--tls", "--out", str(out))
+    done = tutti(*work, TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
-    (record,) = (Record.load(path) for path in tmp_path.glob("*.json"))
+    left = [path.name for path in temporary.iterdir() if path.name != "torchinductor_root"]  # a cache of torch's
+    assert not left
+    (record,) = (Record.load(path) for path in out.glob("*.json"))
     assert record.launch["tls"] is True
     assert record.launch["wire"] == "tcp"
 

@@ -30,6 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"tutti: {error}", file=sys.stderr)
         return 2
+    except PermissionError as error:
+        print(f"tutti: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
+        return 2
     except RunFailed as error:
         print("\n".join([f"tutti: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 1

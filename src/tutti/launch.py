@@ -202,7 +202,7 @@ class _Failure:
     @classmethod
     def of(cls, rank: int, error: BaseException, time: float) -> _Failure:
         trace = "".join(traceback.format_exception(error))
-        user, peer = isinstance(error, UserError), isinstance(error, PeerLost)
+        user, peer = isinstance(error, UserError | PermissionError), isinstance(error, PeerLost)
         accused = re.match(r"worker (\d+)", str(error)) if peer else None
         return cls(
             rank, type(error).__name__, str(error), trace, time, user, peer, int(accused[1]) if accused else None
@@ -274,6 +274,7 @@ class _Processes:
             raise RunFailed(f"the workers could not meet: {str(error).splitlines()[0]}") from None
 
     def _config(self, method: str) -> Any:
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig
 
         options = self._options
@@ -291,6 +292,7 @@ class _Processes:
             max_restarts=0,
             monitor_interval=0.1,
             start_method=method,
+            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "logs")),
             rdzv_configs={**configs, "timeout": int(options.wire.timeout) + 1},
             **meeting,
         )

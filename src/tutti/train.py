@@ -50,7 +50,10 @@ class Plan:
         with _building:
             torch.manual_seed(self.seed)
             own = None if self.model else task.make_model(data)
-            model = own or parse(self.model or task.default_model, Model).build(data.shape, data.classes)
+            name = self.model or getattr(task, "default_model", "")
+            if own is None and not name:
+                raise UserError(f"the task {self.task} has neither make_model nor default_model; name one with --model")
+            model = own or parse(name, Model).build(data.shape, data.classes)
         return task, data, model
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

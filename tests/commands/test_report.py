@@ -75,7 +75,7 @@ def test_csv_on_standard_output_is_nothing_but_csv(folder: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere"], "nowhere is no record of a run"),
+        (["nowhere"], "cannot read nowhere: No such file or directory"),
         (["empty"], "there is no record of a run in empty"),
         (["runs/notes.txt"], "runs/notes.txt is no record of a run"),
         (["old.json"], "is a record of another version of tutti"),

@@ -76,7 +76,9 @@ def test_it_is_looked_for_where_the_user_is(tmp_path: Path, monkeypatch: pytest.
         ("no_such_module:make", "--task no_such_module:make: No module named 'no_such_module'; it is looked for from "),
         ("own_task:no_such", "there is no function no_such in .*own_task.py"),
         ("own_task:NO_FUNCTION", "there is no function NO_FUNCTION"),
-        ("own_task:make_something_else", "returned a str, not a tutti.tasks.base.Task"),
+        ("own_task:make_something_else", "returned str, not a tutti.tasks.base.Task"),
+        ("own_task:break_down", "the function raised LookupError: no data today"),
+        ("own_task:make_empty", "without load"),
     ],
 )
 def test_what_is_no_task_gets_a_sentence(text: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:

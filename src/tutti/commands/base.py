@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -98,6 +99,12 @@ def check_file(target: str | None, option: str) -> None:
         raise UserError(f"there is no folder {path.parent} for {option} {target}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"cannot write {option} {target}: it is a folder, or not yours to write")
+
+
+def warn(network: dict[str, Any] | None) -> None:
+    """Say what was found wrong with a network when it was measured."""
+    for doubt in (network or {}).get("doubts", []):
+        print(f"tutti: {doubt}", file=sys.stderr)
 
 
 def write_json(value: Any, to: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tutti.commands.base import PIPED_WIDTH, add_command, check_file, positive, write_json
+from tutti.commands.base import PIPED_WIDTH, add_command, check_file, positive, warn, write_json
 from tutti.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def _try(args: argparse.Namespace) -> int:
     network.enter()
     with network.open(args.workers) as fabric:
         description = fabric.description or {}
+    warn(description)
     if args.json is not None:
         write_json(description, args.json)
     if args.json != "-":

@@ -22,6 +22,7 @@ from tutti.commands.base import (
     natural,
     positive,
     positive_number,
+    warn,
     write_json,
 )
 from tutti.errors import UserError
@@ -139,6 +140,7 @@ def _run(args: argparse.Namespace) -> int:
             check_file(args.json, "--json")
             check_file(args.csv and str(args.csv), "--csv")
         with network.open(options.workers) as fabric, Screen(quiet=args.quiet or not speaks) as screen:
+            warn(fabric.description)
             records = run_entries(entries, plan, replace(options, fabric=fabric), out, screen, args.resume)
     if records and speaks:
         _show(records, out, args)

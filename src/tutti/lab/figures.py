@@ -48,7 +48,16 @@ class Figures:
 
 def read_figures(records: list[Record], label_length: int) -> list[Figures]:
     labels = make_labels(records, label_length)
-    return [_read(record, label) for record, label in zip(records, labels, strict=True)]
+    passed = _all_by_interface(records)
+    return [_read(record, label, passed) for record, label in zip(records, labels, strict=True)]
+
+
+def _all_by_interface(records: list[Record]) -> bool:
+    """Bytes compare only when counted in one way: where one run has but the interface's count, all take it."""
+    measured = [record for record in records if record.measurements]
+    return all(record.passed_per_step is not None for record in measured) and any(
+        record.bytes_source == "interface" for record in measured
+    )
 
 
 def find_baseline(figures: list[Figures]) -> Figures:
@@ -56,7 +65,7 @@ def find_baseline(figures: list[Figures]) -> Figures:
     return next((each for each in figures if each.workers == 1), figures[0])
 
 
-def _read(record: Record, label: str) -> Figures:
+def _read(record: Record, label: str, passed: bool) -> Figures:
     work = tuple(record.plan.get(key) for key in ("task", "model", "global_batch"))
     if not record.measurements or not record.steps:
         return Figures(label, record.workers, work)
@@ -74,8 +83,8 @@ def _read(record: Record, label: str) -> Figures:
         rate=rate,
         deviation=deviation,
         samples=statistics.median(map(sum, zip(*(m["samples"] for m in record.measurements), strict=True))),
-        nbytes=record.bytes_per_step,
-        source=record.bytes_source,
+        nbytes=statistics.fmean(record.passed_per_step or [0.0]) if passed else record.bytes_per_step,
+        source="interface" if passed else record.bytes_source,
     )
 
 

@@ -47,6 +47,7 @@ def describe_conditions(records: list[Record]) -> str:
         _count("step", [r.plan.get("steps") for r in records]),
         _count("epoch", [r.plan.get("epochs") for r in records]),
         _count("worker", [r.workers for r in records]),
+        _each("{}", [_network(r) for r in records]),
         _count("core", [r.machine.get("cores") for r in records]),
         _each("{}", [r.machine.get("processor") for r in records]),
         _each("torch {}", [r.versions.get("torch") for r in records]),
@@ -54,6 +55,12 @@ def describe_conditions(records: list[Record]) -> str:
         _each("{}", [r.begun[:10] for r in records]),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _network(record: Record) -> str:
+    """Nothing where it is the machine's own loopback."""
+    asked = str(record.launch.get("network", {}).get("asked", ""))
+    return "" if asked == "loopback" else asked
 
 
 def _parameters(record: Record) -> str:

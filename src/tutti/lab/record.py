@@ -79,14 +79,21 @@ class Record:
     @property
     def sent_per_step(self) -> list[float]:
         """The same for every worker; the busiest may send many times as much as the others."""
-        key = "interface_bytes_per_step" if self.bytes_source == "interface" else "bytes_per_step"
-        return [float(m[key]) for m in self.measurements]
+        if self.bytes_source == "interface" and self.passed_per_step is not None:
+            return self.passed_per_step
+        return [float(m["bytes_per_step"]) for m in self.measurements]
+
+    @property
+    def passed_per_step(self) -> list[float] | None:
+        """What every worker's interface counted, headers included; None where workers shared one."""
+        counts = [m.get("interface_bytes_per_step") for m in self.measurements]
+        known = [float(count) for count in counts if count is not None]
+        return known if len(known) == len(counts) else None
 
     @property
     def bytes_source(self) -> str:
-        first = self.measurements[0]
-        counted = first.get("interface_bytes_per_step") is not None
-        return "interface" if first["bytes_source"] == "formula" and counted else str(first["bytes_source"])
+        source = str(self.measurements[0]["bytes_source"])
+        return "interface" if source == "formula" and self.passed_per_step is not None else source
 
     @property
     def anatomy(self) -> dict[str, float]:
@@ -128,17 +135,28 @@ class Record:
         draft.write_text(json.dumps({"format": FORMAT, **asdict(self)}))
         draft.replace(path)
 
+    def _check(self) -> None:
+        """Whether the figures are figures; whoever reads on relies on it."""
+        self.plan.keys(), self.launch.keys(), self.name.strip(), self.workers + 0
+        for measurement in self.measurements:
+            for key in ("seconds", "hidden", "exposed", "samples", "losses"):
+                sum(measurement[key])
+
     @classmethod
     def load(cls, path: Path) -> Record:
         try:
             data = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is no record of a run: {error}") from None
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError:
+            raise UserError(f"{path} is no record of a run: it is not whole, or not JSON") from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise UserError(f"{path} is a record of another version of tutti (this one reads format {FORMAT})")
         try:
-            return cls(**data)
-        except TypeError:
+            record = cls(**data)
+            record._check()
+            return record
+        except (TypeError, KeyError, AttributeError):
             raise UserError(
                 f"{path} is no whole record of a run: its fields are not those of format {FORMAT}"
             ) from None

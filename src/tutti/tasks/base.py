@@ -105,9 +105,14 @@ def find_task(text: str) -> Task:
     function = getattr(module, own[2], None)
     if not callable(function):
         raise UserError(f"--task {text}: there is no function {own[2]} in {module.__file__}")
-    task = function()
+    try:
+        task = function()
+    except Exception as error:
+        raise UserError(f"--task {text}: the function raised {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
-        raise UserError(f"--task {text} returned a {type(task).__name__}, not a tutti.tasks.base.Task")
+        raise UserError(f"--task {text} returned {type(task).__name__}, not a tutti.tasks.base.Task")
+    if type(task).load is Task.load:
+        raise UserError(f"--task {text} returned a task without load(), which gives it its data")
     return task
 
 

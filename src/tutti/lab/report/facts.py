@@ -15,6 +15,7 @@ _LABEL_LENGTH = 60
 _MANY = 4  # so many runs are named, more are only counted
 _HARDLY = 0.01  # a share below this is as good as nothing
 _LEARNT_LITTLE = 0.5  # reaching an accuracy below this is no race
+_ABOUT = 1.1  # times as much is about the same
 
 
 def make_facts(records: list[Record]) -> list[str]:
@@ -24,6 +25,7 @@ def make_facts(records: list[Record]) -> list[str]:
     facts = [_say_unmeasured(figures)]
     if len({each.work for each in figures if math.isfinite(each.step)}) == 1:
         facts += [_say_sent(workers), _say_first(records, figures)]
+    facts += _say_doubts(records)
     facts += [_say_waiting(workers), _say_hidden(workers), _say_differences(records)]
     return [fact for fact in facts if fact]
 
@@ -40,6 +42,9 @@ def _say_sent(workers: list[Figures]) -> str:
     most, least = (choose(workers, key=lambda each: each.nbytes) for choose in (max, min))
     if len(set(sizes.values())) == 1:
         return f"All distributed runs send the same: {sizes[most.label]} per worker and step."
+    if least.nbytes > 0 and most.nbytes / least.nbytes < _ABOUT:
+        span = f"{sizes[least.label]} to {sizes[most.label]}"
+        return f"All distributed runs send about the same: {span} per worker and step."
     greedy, modest = ([label for label, size in sizes.items() if size == sizes[e.label]] for e in (most, least))
     size = f"{sizes[most.label]} per worker and step"
     if least.nbytes == 0:
@@ -125,3 +130,9 @@ def _say_differences(records: list[Record]) -> str:
 
 def _name(labels: list[str]) -> str:
     return join(labels) if len(labels) <= _MANY else f"{len(labels)} of the runs"
+
+
+def _say_doubts(records: list[Record]) -> list[str]:
+    """What the network itself found wrong when it was measured."""
+    doubts = [doubt for record in records for doubt in record.launch.get("network", {}).get("doubts", [])]
+    return [f"{doubt[0].upper()}{doubt[1:]}." for doubt in dict.fromkeys(doubts)]

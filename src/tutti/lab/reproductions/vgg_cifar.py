@@ -234,7 +234,7 @@ def _runs(times: dict[str, list[float]]) -> list[str]:
 
 def _row(way: str, results: Results, times: dict[str, list[float]], average: dict[str, float]) -> list[str]:
     records = results[way]
-    sent = records[0].sent_per_step
+    sent = records[0].passed_per_step or records[0].sent_per_step
     published = PUBLISHED.get(way)
     return [
         way,

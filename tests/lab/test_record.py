@@ -1,0 +1,76 @@
+"""What a record file must be to be read, and which bytes a record speaks of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_records import make_record
+
+from tutti.errors import UserError
+from tutti.lab.figures import read_figures
+from tutti.lab.record import Record
+
+
+def with_interface(record: Record, sent: list[float]) -> Record:
+    rows = [{**m, "interface_bytes_per_step": count} for m, count in zip(record.measurements, sent, strict=True)]
+    return Record(**{**vars(record), "measurements": rows})
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    record = make_record()
+    record.save(tmp_path / "a.json")
+    assert Record.load(tmp_path / "a.json") == record
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format": 99}, "is a record of another version of tutti"),
+        ({"workers": "four"}, "is no whole record of a run"),
+        ({"colour": "red"}, "is no whole record of a run"),
+        ({"measurements": [{"seconds": [1.0]}]}, "is no whole record of a run"),
+        ({"measurements": [{**make_record().measurements[0], "seconds": ["x", 1.0]}]}, "is no whole record of a run"),
+    ],
+)
+def test_what_is_not_a_record_gets_a_sentence(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    make_record().save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=sentence):
+        Record.load(path)
+
+
+def test_a_file_that_cannot_be_read_or_is_cut_off(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*: No such file or directory"):
+        Record.load(tmp_path / "nothing.json")
+    (tmp_path / "half.json").write_text('{"format": 1, "na')
+    with pytest.raises(UserError, match="is no record of a run: it is not whole, or not JSON"):
+        Record.load(tmp_path / "half.json")
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_known_only_by_formula_is_read_off_the_interface() -> None:
+    record = with_interface(make_record(workers=2, nbytes=1000.0, source="formula"), [1100.0, 1300.0])
+    assert (record.bytes_source, record.sent_per_step, record.bytes_per_step) == ("interface", [1100.0, 1300.0], 1200.0)
+
+
+def test_what_was_metered_stays_metered() -> None:
+    record = with_interface(make_record(workers=2, nbytes=1000.0), [1100.0, 1300.0])
+    assert (record.bytes_source, record.bytes_per_step) == ("metered", 1000.0)
+    assert record.passed_per_step == [1100.0, 1300.0]
+
+
+def test_side_by_side_all_bytes_are_counted_in_one_way() -> None:
+    ours = with_interface(make_record("ring", workers=2, nbytes=1000.0), [1100.0, 1100.0])
+    theirs = with_interface(make_record("torch-ddp", workers=2, nbytes=1000.0, source="formula"), [1050.0, 1050.0])
+    assert [(f.nbytes, f.source) for f in read_figures([ours, theirs], 20)] == [
+        (1100.0, "interface"),
+        (1050.0, "interface"),
+    ]
+    assert [f.source for f in read_figures([ours, make_record("elsewhere")], 20)] == ["metered", "metered"]

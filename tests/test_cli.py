@@ -81,6 +81,22 @@ def test_resume_keeps_what_is_finished(tmp_path: Path) -> None:
     assert [path.stat().st_mtime_ns for path in records] != before
 
 
+def test_resume_finds_a_run_by_what_it_is_not_by_its_place(tmp_path: Path) -> None:
+    assert main(["compare", "ring", "ddp", *QUICK, "--out", str(tmp_path)]) == 0
+    (before,) = (path.stat().st_mtime_ns for path in tmp_path.glob("*-ddp.json"))
+    assert main(["compare", "ddp", *QUICK, "--out", str(tmp_path), "--resume"]) == 0
+    assert [path.stat().st_mtime_ns for path in tmp_path.glob("*-ddp.json")] == [before]
+
+
+def test_what_fails_before_its_first_record_leaves_no_folder(tmp_path: Path) -> None:
+    lacking = ["--task", "mnist", "--data", str(tmp_path / "nothing")]
+    assert main(["run", "ddp", *QUICK, *lacking, "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    assert main(["run", "ddp", *QUICK, *lacking, "--out", str(tmp_path / "mine")]) == 2
+    assert (tmp_path / "mine").exists()
+
+
 def test_resume_without_a_folder_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "ring", *QUICK, "--resume"]) == 2
     assert "--resume needs --out" in capsys.readouterr().err

@@ -30,9 +30,12 @@ def add(commands: Commands) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     from tutti.lab.export import flatten, make_csv, write_csv, write_tensorboard
-    from tutti.lab.report.find import load_records
+    from tutti.lab.report.find import load_records, passed_over
 
     records = load_records(args.records)
+    left_out = [str(path) for path in passed_over(args.records)]
+    if left_out:
+        print(f"tutti: left out, as they are no records of runs: {', '.join(left_out)}", file=sys.stderr)
     first: Path = args.records[0]
     out: Path = args.out or (first if first.is_dir() else first.parent) / "report.html"
     check_file(str(out), "--out")

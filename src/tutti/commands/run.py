@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,11 +135,16 @@ def _run(args: argparse.Namespace) -> int:
     with _launch_options(args, network) as options:
         check_all(entries, plan, options, network)
         out = args.out or _new_folder()
+        made_here = not out.exists()
         if speaks:
             check_folder(out, "--out")
             check_file(args.json, "--json")
             check_file(args.csv and str(args.csv), "--csv")
-        with network.open(options.workers) as fabric, Screen(quiet=args.quiet or not speaks) as screen:
+        with (
+            _no_empty_folder(out) if made_here else nullcontext(),
+            network.open(options.workers) as fabric,
+            Screen(quiet=args.quiet or not speaks) as screen,
+        ):
             warn(fabric.description)
             records = run_entries(entries, plan, replace(options, fabric=fabric), out, screen, args.resume)
     if records and speaks:
@@ -242,6 +247,17 @@ def _wire_options(args: argparse.Namespace, network: Network, folder: Path) -> W
     if deadline < 1:
         raise UserError(f"--deadline must be at least 1s, not {args.deadline}: workers need a moment to meet")
     return WireOptions(args.wire, args.interface, tls, deadline, find_device(args.device, 0).type)
+
+
+@contextmanager
+def _no_empty_folder(out: Path) -> Iterator[None]:
+    """What ends before its first record leaves no folder behind."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # there is something in it, or another worker has removed it
+            out.rmdir()
+        raise
 
 
 def _new_folder() -> Path:

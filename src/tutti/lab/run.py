@@ -50,8 +50,10 @@ class Entry:
             return options
         return dataclasses.replace(options, workers=1, nodes=1, node_rank=0, threads=options.threads_each())
 
-    def file_name(self, index: int) -> str:
-        return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.]+', '-', self.name).strip('-')[:60]}.json"
+    @property
+    def label(self) -> str:
+        """Its name as a part of a file's name."""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", self.name).strip("-")[:60]
 
 
 def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions, network: Network) -> None:
@@ -74,16 +76,13 @@ def run_entries(
     for index, entry in enumerate(entries, start=1):
         if entry.algorithm.one_worker and options.node_rank > 0:
             continue  # the first node has the one worker
-        path = out / entry.file_name(index)
-        network = (options.fabric.description or _LOOPBACK)["asked"]
-        workers = entry.launch_options(options).workers
-        record = finished(path, str(entry.algorithm), plan, workers, network) if resume else None
+        record = _find_kept(entry, plan, options, out) if resume else None
         if record is None:
             audience.start(entry.name, str(entry.algorithm), index, len(entries))
             record = run_once(entry, plan, options, audience.event)
             if record is None:
                 continue  # another node or rank has worker 0
-            record.save(path)
+            record.save(out / f"{index:02d}-{entry.label}.json")
         audience.done(record)
         records.append(record)
     return records
@@ -125,6 +124,14 @@ def run_once(
         command=shlex.join(["tutti", *sys.argv[1:]]),
         measurements=measurements,
     )
+
+
+def _find_kept(entry: Entry, plan: Plan, options: LaunchOptions, out: Path) -> Record | None:
+    """The record of the same run that lies in the folder already, whatever its number there."""
+    network = (options.fabric.description or _LOOPBACK)["asked"]
+    workers, spec = entry.launch_options(options).workers, str(entry.algorithm)
+    found = (finished(path, spec, plan, workers, network) for path in sorted(out.glob(f"*-{entry.label}.json")))
+    return next((record for record in found if record is not None), None)
 
 
 def finished(path: Path, spec: str, plan: Plan, workers: int, network: str) -> Record | None:

@@ -9,7 +9,7 @@ import pytest
 from sample_records import make_record
 
 from tutti.errors import UserError
-from tutti.lab.report.find import find_records, load_records
+from tutti.lab.report.find import find_records, load_records, passed_over
 
 
 def save_old(path: Path) -> None:
@@ -78,3 +78,11 @@ def test_also_below(tmp_path: Path) -> None:
     assert not find_records(tmp_path)
     (found,) = find_records(tmp_path, "**/*.json")
     assert found.path == tmp_path / "a" / "b" / "x.json"
+
+
+def test_what_is_passed_over_in_a_folder_can_be_named(tmp_path: Path) -> None:
+    make_record().save(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text("{")
+    (tmp_path / "c.txt").write_text("")
+    assert passed_over([tmp_path]) == [tmp_path / "b.json"]
+    assert passed_over([tmp_path / "a.json"]) == []

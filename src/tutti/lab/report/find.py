@@ -25,6 +25,12 @@ def load_records(places: Sequence[Path]) -> list[Record]:
     return [record for place in places for record in (_load_folder(place) if place.is_dir() else [Record.load(place)])]
 
 
+def passed_over(places: Sequence[Path]) -> list[Path]:
+    """The files of these folders that look like records and are none."""
+    folders = [place for place in places if place.is_dir()]
+    return [p for folder in folders for p in sorted(folder.glob("*.json")) if p.is_file() and _look_at(p) is None]
+
+
 def find_records(folder: Path, pattern: str = "*.json") -> list[Found]:
     """Every record there is; other files are passed over."""
     found = [_look_at(path) for path in sorted(folder.glob(pattern)) if path.is_file()]

@@ -11,29 +11,28 @@ import json
 import logging
 import multiprocessing
 import os
-import re
 import select
 import shutil
 import signal
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from tutti import fork_server
 from tutti.clock import Clock
 from tutti.comm.base import Comm, PeerLost
 from tutti.comm.handshake import new_secret
 from tutti.comm.rendezvous import Place, WireOptions, connect, find_place, here, meet
 from tutti.comm.threads import World
 from tutti.errors import RunFailed, UserError
+from tutti.failures import Failure
 from tutti.machine import count_cores
 from tutti.networks.base import Door, Fabric
 
@@ -165,7 +164,7 @@ def _on_threads(
             thread.join()
     if errors:
         rank, error = min(errors, key=lambda e: isinstance(e[1], PeerLost))
-        raise _failure(_Failure.of(rank, error, 0.0)) from error
+        raise Failure.of(rank, error, 0.0).error() from error
     return results[0]
 
 
@@ -184,39 +183,6 @@ def _say_nothing(event: dict[str, Any]) -> None:
 
 
 # --- processes: the parent's side ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A worker's error as it travels to the parent."""
-
-    rank: int
-    kind: str
-    message: str
-    trace: str
-    time: float
-    by_user: bool
-    of_peer: bool
-    accused: int | None = None  # the peer that was lost
-
-    @classmethod
-    def of(cls, rank: int, error: BaseException, time: float) -> _Failure:
-        trace = "".join(traceback.format_exception(error))
-        user, peer = isinstance(error, UserError | PermissionError), isinstance(error, PeerLost)
-        accused = re.match(r"worker (\d+)", str(error)) if peer else None
-        return cls(
-            rank, type(error).__name__, str(error), trace, time, user, peer, int(accused[1]) if accused else None
-        )
-
-
-def _failure(failure: _Failure) -> UserError | RunFailed:
-    if failure.by_user:
-        return UserError(failure.message)
-    if failure.of_peer:
-        return RunFailed(failure.message)
-    error = RunFailed(f"worker {failure.rank} raised {failure.kind}: {failure.message}")
-    error.add_note(failure.trace)
-    return error
 
 
 class _Processes:
@@ -240,13 +206,13 @@ class _Processes:
         job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, threads, doors)
         watcher = threading.Thread(target=self._watch, daemon=True)
         watcher.start()
-        before = set(_forked())
+        before = fork_server.made_by_it()
         try:
             return self._launch(job)
         except (UserError, RunFailed):
             raise
         except BaseException:  # interrupted, perhaps before all workers were there
-            self._unnamed = _stop_fork_server() - before
+            self._unnamed = fork_server.stop() - before
             raise
         finally:
             self._stop.set()
@@ -263,7 +229,7 @@ class _Processes:
         if method == "forkserver":
             elastic = "torch.distributed.elastic.multiprocessing"
             multiprocessing.set_forkserver_preload(["torch", elastic, __name__, *self._options.preload])
-            _start_fork_server()
+            fork_server.start()
         try:
             return elastic_launch(self._config(method), _work)(job).get(0)
         except ChildFailedError as error:
@@ -317,9 +283,9 @@ class _Processes:
             for line in complete.splitlines():
                 self._listener(json.loads(line))
 
-    def _failures(self) -> list[_Failure]:
+    def _failures(self) -> list[Failure]:
         """What the workers said, first causes first: own errors, then who is accused and has not spoken himself."""
-        found = [_Failure(**json.loads(path.read_text())) for path in self._folder.glob("error-*.json")]
+        found = [Failure(**json.loads(path.read_text())) for path in self._folder.glob("error-*.json")]
         spoken = {failure.rank for failure in found}
         return sorted(found, key=lambda f: (f.of_peer, f.accused in spoken, f.time))
 
@@ -338,48 +304,13 @@ class _Processes:
         if self._gave_up:  # and killed everybody: whoever ended by himself did so before
             silent = {rank: code for rank, code in silent.items() if code != -signal.SIGKILL}
         if failures and (not failures[0].of_peer or not silent):
-            return _failure(failures[0])
+            return failures[0].error()
         rank, code = next(iter(silent.items()))
         if code == -signal.SIGINT:
             return KeyboardInterrupt()
         if code < 0:
             return RunFailed(f"worker {rank} was killed by signal {-code} ({signal.Signals(-code).name})")
         return RunFailed(f"worker {rank} ended with exit code {code} and without a word")
-
-
-def _start_fork_server() -> None:
-    """Deaf to Ctrl-C from its birth: while it still imports it would answer with a trace."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may change what signals do; the launcher will start it
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _stop_fork_server() -> set[str]:
-    """Nothing more shall come out of it, and what it has made is returned; who needs one later gets another."""
-    server = _fork_server()
-    if server is None:
-        return set()
-    os.kill(server, signal.SIGSTOP)
-    made = set(_forked())
-    os.kill(server, signal.SIGKILL)
-    return made
-
-
-def _forked() -> list[str]:
-    """The processes that the fork server has made and that are still there."""
-    server = _fork_server()
-    try:
-        return Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    except OSError:
-        return []  # no server, or a system that does not tell
-
-
-def _fork_server() -> int | None:
-    return getattr(forkserver._forkserver, "_forkserver_pid", None)
 
 
 def _quiet_elastic() -> None:
@@ -438,7 +369,7 @@ def _work(job: _Job) -> Any:
 
 def _tell(job: _Job, rank: int, error: BaseException) -> None:
     clock = Clock()
-    failure = _Failure.of(rank, error, clock.now())
+    failure = Failure.of(rank, error, clock.now())
     try:
         draft = job.folder / f"draft-{rank}"
         draft.write_text(json.dumps(vars(failure)))

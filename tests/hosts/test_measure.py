@@ -118,11 +118,3 @@ def test_payload_that_came_late_is_noticed(payload: float, in_step: bool) -> Non
 def test_a_rate_is_what_passed_between_two_samples() -> None:
     before, after = {"out": (1000, 5.0), "in": (0, 5.0)}, {"out": (2000, 7.0), "in": (500, 6.0)}
     assert measure._between(before, after) == {"out": 4000.0, "in": 4000.0}
-
-
-def test_a_quota_that_was_not_kept_is_said() -> None:
-    rows = [{"host": 0, "cpu_asked": 0.4, "cpu": 0.39}, {"host": 1, "cpu_asked": 0.4, "cpu": 0.17}]
-    (doubt,) = measure._find_doubts(rows)
-    assert doubt.startswith("host 1 got 0.17 of a core where 0.4 were asked for")
-    assert measure._find_doubts(rows[:1]) == []
-    assert measure._find_doubts([{"host": 0, "cpu_asked": None, "cpu": None}]) == []

@@ -15,7 +15,7 @@ from sample_records import make_record
 
 from tutti.errors import RunFailed, UserError
 from tutti.lab import experiment
-from tutti.lab.experiment import Job, Results, forget, run_jobs
+from tutti.lab.experiment import Job, forget, run_jobs
 from tutti.lab.record import Record
 from tutti.lab.run import Entry, finished
 from tutti.launch import LaunchOptions
@@ -126,11 +126,6 @@ def test_results_are_the_records_on_disk(lab: Laboratory, tmp_path: Path) -> Non
     results = run_jobs(make_jobs("a", "b"), 2, tmp_path, lab)
     for name in results:
         assert results[name] == [Record.load(tmp_path / f"{name}-{number}.json") for number in (1, 2)]
-
-
-def test_the_median_is_that_of_the_repetitions() -> None:
-    records = [make_record(accuracies=[share]) for share in (0.9, 0.1, 0.3)]
-    assert Results({"a": records}).median("a", lambda record: record.accuracy) == 0.3
 
 
 def test_a_record_is_on_disk_before_the_next_run_begins(

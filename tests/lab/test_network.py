@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from tutti.lab.network import HEADER, describe_hosts, make_table
+from tutti.lab.network import HEADER, describe_hosts, find_doubts, make_table
 
 RATES = {"out": 200.4e6, "in": 19.96e6, "payload_out": 191e6, "payload_in": 1.9e6}
 FULL = {"host": 0, "asked": 2e8, **RATES, "latency": 45.2e-6, "cpu_asked": 0.4, "cpu": 0.398}
@@ -50,3 +51,22 @@ def test_the_table_is_whole_and_says_what_its_figures_are() -> None:
     assert " ".join(caption) == (
         "hosts(200Mbit, cpu=0.4) · rates in Mbit/s, headers included; TCP's congestion control: cubic"
     )
+
+
+def test_a_quota_that_was_not_kept_is_said() -> None:
+    rows = [{"host": 0, "cpu_asked": 0.4, "cpu": 0.39}, {"host": 1, "cpu_asked": 0.4, "cpu": 0.17}]
+    (doubt,) = find_doubts({"asked": "hosts(cpu=0.4)", "measured": rows})
+    assert doubt.startswith("When all 2 hosts of hosts(cpu=0.4) computed at once, host 1 got 0.17 of a core where 0.4")
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        None,
+        {"asked": "loopback"},
+        {"measured": [{"host": 0, "cpu_asked": 0.4, "cpu": 0.37}]},
+        {"measured": [{"host": 0, "cpu_asked": None, "cpu": None}]},
+    ],
+)
+def test_where_nothing_was_found_wrong_nothing_is_said(description: dict[str, Any] | None) -> None:
+    assert find_doubts(description) == []

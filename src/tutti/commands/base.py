@@ -30,9 +30,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(
-    commands: Commands, name: str, function: Callable[[argparse.Namespace], int], text: str, examples: str
+    commands: Commands, name: str, function: Callable[[argparse.Namespace], int] | None, text: str, examples: str
 ) -> argparse.ArgumentParser:
-    """A command that calls `function`; its help ends with the examples, one per line."""
+    """A command that calls `function`, or has commands of its own (None); its help ends with the examples."""
     parser = commands.add_parser(
         name,
         help=text,
@@ -103,7 +103,9 @@ def check_file(target: str | None, option: str) -> None:
 
 def warn(network: dict[str, Any] | None) -> None:
     """Say what was found wrong with a network when it was measured."""
-    for doubt in (network or {}).get("doubts", []):
+    from tutti.lab.network import find_doubts
+
+    for doubt in find_doubts(network):
         print(f"tutti: {doubt}", file=sys.stderr)
 
 

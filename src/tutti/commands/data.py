@@ -37,7 +37,7 @@ _LIST_EXAMPLES = """
 
 
 def add(commands: Commands) -> None:
-    group = add_command(commands, "data", _list, "fetch data sets, and list those that are here", _EXAMPLES)
+    group = add_command(commands, "data", None, "fetch data sets, and list those that are here", _EXAMPLES)
     verbs = group.add_subparsers(title="commands", required=True, metavar="COMMAND")
     get = add_command(verbs, "get", _get, "fetch data sets, checked, into the cache or a folder", _GET_EXAMPLES)
     get.add_argument("names", metavar="NAME", nargs="+", help="see tutti data list")

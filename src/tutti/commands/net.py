@@ -20,7 +20,7 @@ _EXAMPLES = """
 
 def add(commands: Commands) -> None:
     text = "try a network of hosts, or clean up after a run that was killed"
-    net = add_command(commands, "net", _net, text, _EXAMPLES)
+    net = add_command(commands, "net", None, text, _EXAMPLES)
     actions = net.add_subparsers(title="actions", required=True, metavar="ACTION")
     trial = add_command(actions, "try", _try, "set a network up, measure it, and take it down", _EXAMPLES)
     trial.add_argument("network", metavar="SPEC", help='such as "hosts(200Mbit, cpu=0.5, latency=5ms)"')
@@ -28,10 +28,6 @@ def add(commands: Commands) -> None:
     trial.add_argument("--json", metavar="FILE", help="write what was measured as JSON; - is standard output")
     text = "remove the CPU quotas of runs that were killed; everything else went with them"
     add_command(actions, "clean", _clean, text, _EXAMPLES)
-
-
-def _net(_: argparse.Namespace) -> int:
-    raise AssertionError("argparse asks for an action")
 
 
 def _try(args: argparse.Namespace) -> int:

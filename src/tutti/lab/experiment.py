@@ -6,8 +6,7 @@ What is finished is never done again: the same command goes on where it was stop
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,14 +74,11 @@ class Results:
     def __getitem__(self, name: str) -> list[Record]:
         return self._records[name]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._records)
 
     def all(self) -> list[Record]:
         return [record for records in self._records.values() for record in records]
-
-    def median(self, name: str, figure: Callable[[Record], float]) -> float:
-        return statistics.median(map(figure, self._records[name]))
 
 
 def run_jobs(jobs: list[Job], repeats: int, out: Path, audience: Audience) -> Results:

@@ -9,12 +9,30 @@ from rich.table import Table
 
 from tutti.lab.units import NOTHING, format_number, format_seconds
 
+_SHORT = 0.9  # of a quota, when all hosts compute at once
 HEADER = ("host", "asked", "out", "in", "payload out", "payload in", "latency", "CPU asked", "CPU")
 
 
 def describe_hosts(description: dict[str, Any]) -> list[tuple[str, ...]]:
     """One row of texts per host, under HEADER; rates in Mbit/s."""
     return [_row(host) for host in description.get("measured", [])]
+
+
+def find_doubts(description: dict[str, Any] | None) -> list[str]:
+    """A quota cannot be kept when something else takes the processors; that is no mistake, but must not go unsaid."""
+    rows = [row for row in (description or {}).get("measured", []) if row.get("cpu_asked")]
+    worst = min(rows, key=_share, default=None)
+    if worst is None or _share(worst) >= _SHORT:
+        return []
+    return [
+        f"When all {len(rows)} hosts of {(description or {}).get('asked', 'the network')} computed at once, host "
+        f"{worst['host']} got {worst['cpu']:.2f} of a core where {worst['cpu_asked']:g} were asked for: something else "
+        "took the processors, and times are not to be trusted."
+    ]
+
+
+def _share(row: dict[str, Any]) -> float:
+    return float(row["cpu"] / row["cpu_asked"])
 
 
 def make_table(description: dict[str, Any]) -> Table:

@@ -136,8 +136,10 @@ class Record:
         draft.replace(path)
 
     def _check(self) -> None:
-        """Whether the figures are figures; whoever reads on relies on it."""
-        self.plan.keys(), self.launch.keys(), self.name.strip(), self.workers + 0
+        """A TypeError or KeyError unless the figures are figures; whoever reads on relies on it."""
+        kinds = {"name": str, "workers": int, "plan": dict, "launch": dict, "measurements": list}
+        if not all(isinstance(getattr(self, key), kind) for key, kind in kinds.items()):
+            raise TypeError
         for measurement in self.measurements:
             for key in ("seconds", "hidden", "exposed", "samples", "losses"):
                 sum(measurement[key])
@@ -156,7 +158,7 @@ class Record:
             record = cls(**data)
             record._check()
             return record
-        except (TypeError, KeyError, AttributeError):
+        except (TypeError, KeyError):
             raise UserError(
                 f"{path} is no whole record of a run: its fields are not those of format {FORMAT}"
             ) from None

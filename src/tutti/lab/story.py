@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tutti.lab.experiment import Results
 from tutti.lab.labels import describe_conditions
-from tutti.lab.network import HEADER, describe_hosts
+from tutti.lab.network import HEADER, describe_hosts, find_doubts
 from tutti.lab.record import Record
 from tutti.lab.report.markdown import MarkdownPage
 from tutti.lab.report.page import write_report
@@ -38,7 +38,7 @@ def write_page(
     """The report beside the records, and the page where one is asked for; returns the report's place."""
     records = [results[job][0] for job in results]
     report = out / "report.html"
-    finding, sections = _make_findings(story), [_make_claims(story), *story.sections]
+    finding, sections = _make_findings(story, results.all()), [_make_claims(story), *story.sections]
     write_report(records, report, reproduction.title, sections, finding)
     if page is not None:
         markdown = MarkdownPage(name, reproduction.title)
@@ -52,8 +52,9 @@ def write_page(
     return report
 
 
-def _make_findings(story: Story) -> Section:
-    return Section("Finding", [Paragraph(story.finding, "lead")])
+def _make_findings(story: Story, records: list[Record]) -> Section:
+    doubts = dict.fromkeys(doubt for record in records for doubt in find_doubts(record.launch.get("network")))
+    return Section("Finding", [Paragraph(story.finding, "lead"), *map(Paragraph, doubts)])
 
 
 def _make_claims(story: Story) -> Section:

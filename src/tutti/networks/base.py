@@ -6,6 +6,7 @@ does anything else. What was asked and what was measured go into the record.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,6 +50,6 @@ class Network(Member):
     def check(self, workers: int) -> None:
         """Refuse what cannot work for so many workers, before anything is set up."""
 
+    @abstractmethod
     def open(self, workers: int) -> AbstractContextManager[Fabric]:
         """Set it up, measure it, and take it down at the end."""
-        raise NotImplementedError

@@ -62,7 +62,7 @@ class Hosts(Network):
     def check(self, workers: int) -> None:
         if workers > _MOST_HOSTS:
             raise UserError(f"'{self}' has room for {_MOST_HOSTS} hosts, not {workers}")
-        quotas = [quota for quota in map(self.cpu_of, range(workers), [workers] * workers) if quota is not None]
+        quotas = [self.cpu_of(host, workers) or 0.0 for host in range(workers)]
         cores = count_cores()
         if sum(quotas) > cores + 1e-9:
             fitting = math.floor(100 * cores / workers) / 100

@@ -8,6 +8,7 @@ from typing import Any
 from tutti.lab.export import flatten
 from tutti.lab.figures import Figures, read_figures
 from tutti.lab.labels import join
+from tutti.lab.network import find_doubts
 from tutti.lab.record import Record
 from tutti.lab.units import format_bytes, format_percent, format_seconds
 
@@ -133,6 +134,5 @@ def _name(labels: list[str]) -> str:
 
 
 def _say_doubts(records: list[Record]) -> list[str]:
-    """What the network itself found wrong when it was measured."""
-    doubts = [doubt for record in records for doubt in record.launch.get("network", {}).get("doubts", [])]
-    return [f"{doubt[0].upper()}{doubt[1:]}." for doubt in dict.fromkeys(doubts)]
+    """What was found wrong with the network when it was measured."""
+    return list(dict.fromkeys(doubt for record in records for doubt in find_doubts(record.launch.get("network"))))

@@ -40,7 +40,8 @@ def make_job_record(job: Job, **figures: Any) -> Record:
         {**measurement, **{key: values[rank] for key, values in each.items()}}
         for rank, measurement in enumerate(record.measurements)
     ]
-    return dataclasses.replace(record, spec=job.spec, plan=plan, measurements=measurements)
+    launch = {**record.launch, "engine": job.engine}
+    return dataclasses.replace(record, spec=job.spec, plan=plan, launch=launch, measurements=measurements)
 
 
 def _host(rank: int) -> dict[str, Any]:

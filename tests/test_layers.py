@@ -22,10 +22,13 @@ ALLOWED: dict[str, set[str]] = {
     "failures": {"errors", "comm"},
     "fork_server": set(),
     "aggregators": {"spec"},
-    "collectives": {"spec", "errors", "comm"},
+    "topologies": {"spec", "errors"},
+    "graph": {"errors", "topologies"},
+    "collectives": {"spec", "errors", "comm", "topologies"},
     "exchanges": {"spec", "errors", "layout", "comm", "collectives", "aggregators"},
     "replica": {"errors", "layout"},
-    "algorithms": {"spec", "exchanges", "replica", "comm"},
+    "tuning": set(),
+    "algorithms": {"spec", "errors", "exchanges", "replica", "comm", "tuning"},
     "engine": {"spec", "errors", "algorithms", "comm", "replica"},
     "sampling": {"errors"},
     "models": {"spec", "errors"},
@@ -45,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
 TOP = {"lab", "commands", "cli"}
 THIRD_PARTY_BELOW_LAB = {"torch", "numpy", "tutti"}
 OPTIONAL = {("tasks", "sklearn")}  # inside load() only, with a sentence when it is missing
-AXES = ("aggregators", "collectives", "exchanges", "algorithms", "models", "tasks", "networks")
+AXES = ("aggregators", "topologies", "collectives", "exchanges", "algorithms", "models", "tasks", "networks")
 # what is handed in is known by its base
 BASES_ONLY = {"algorithms": {"exchanges": "base", "comm": "base"}, "launch": {"networks": "base"}}
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from tutti.comm.base import Clock, Comm, PeerLost
 from tutti.comm.certificate import make_certificate
 from tutti.comm.handshake import Access, Tls
+from tutti.comm.shared import SharedComm
 from tutti.comm.tcp import TcpComm
 from tutti.comm.threads import World
 from tutti.comm.torch import TorchComm
@@ -44,20 +45,30 @@ def on_threads(size: int, function: Callable[[Comm], Any], strict: bool = False,
 
 
 def on_tcp(
-    size: int, function: Callable[[Comm], Any], clock: Clock | None = None, mesh: str = "main", **access: Any
+    size: int,
+    function: Callable[[Comm], Any],
+    clock: Clock | None = None,
+    mesh: str = "main",
+    kind: type[TcpComm] = TcpComm,
+    **access: Any,
 ) -> list[Any]:
     """The same over loopback sockets: every thread has a TcpComm of its own, which is closed behind it."""
     store = dist.HashStore()
     pass_for = Access(**{"address": "127.0.0.1", "secret": b"known to all", "timeout": 20.0} | access)
 
     def work(rank: int) -> Any:
-        comm = TcpComm(rank, size, store, pass_for, clock, mesh)
+        comm = kind(rank, size, store, pass_for, clock, mesh)
         try:
             return function(comm)
         finally:
             comm.close()
 
     return side_by_side(size, work)
+
+
+def on_shared(size: int, function: Callable[[Comm], Any], **options: Any) -> list[Any]:
+    """The same through memory that the threads map as processes would."""
+    return on_tcp(size, function, kind=SharedComm, **options)
 
 
 def on_torch(size: int, function: Callable[[Comm], Any]) -> list[Any]:

@@ -42,7 +42,8 @@ def distribute(
 ) -> Run:
     """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one).
 
-    The wire is ours ("tcp") for a model on the CPU and torch's process group ("torch": nccl) for one on a GPU.
+    The wire is ours ("shared": memory within a machine, sockets between machines; "tcp": sockets only) for a model on
+    the CPU, and torch's process group ("torch": nccl) for one on a GPU.
     """
     if isinstance(algorithm, str):
         algorithm = parse(algorithm, Algorithm)
@@ -52,7 +53,7 @@ def distribute(
     if comm is not None:
         return Run(model, optimizer, replace(algorithm), comm, owns_comm=False)
     kind = first.device.type
-    comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "tcp"), interface, None, timeout, kind))
+    comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "shared"), interface, None, timeout, kind))
     try:
         return Run(model, optimizer, replace(algorithm), comm, owns_comm=True)
     except BaseException:
@@ -80,7 +81,6 @@ class Run:
         self.replica.on_end = self._end_of_backward
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
-        self._stepping = False
         self._first_batch, self._compared = b"", False
         self._closed = False
         try:
@@ -127,11 +127,7 @@ class Run:
         if not self._compared:
             self._compare_first_batches()
         self.replica.scaler = scaler
-        self._stepping = True
-        try:
-            self.algorithm.step(self.replica)
-        finally:
-            self._stepping = False
+        self.algorithm.step(self.replica)
         if self.replica.buckets:
             self._finish()  # what the step has put on the lane
         self.replica.exchanged = False
@@ -162,15 +158,16 @@ class Run:
 
     def take_times(self) -> tuple[float, float]:
         """(hidden, exposed) seconds of communication since the last call."""
-        exposed, self.exposed = self.exposed, 0.0
-        waited, self._waited = self._waited, 0.0
+        elsewhere = self.algorithm.take_waited()
+        exposed, self.exposed = self.exposed + elsewhere, 0.0
+        waited, self._waited = self._waited + elsewhere, 0.0
         return max(0.0, self.lane.take_busy() - waited), exposed
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit by bit: collective, and nothing is in flight afterwards."""
-        self.algorithm.finish()
+        self.algorithm.drain()
         return {
             "spec": str(self.algorithm),
             "workers": self.size,
@@ -187,6 +184,7 @@ class Run:
             raise UserError(f"this state is of '{state['spec']}' and cannot continue '{self.algorithm}'")
         if state["workers"] != self.size:
             raise UserError(f"this state is of {state['workers']} workers and cannot continue with {self.size}")
+        self.algorithm.drain()
         self.replica.model.load_state_dict(state["model"])
         self.replica.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would step in it itself
         self.algorithm.load_state_dict(state["algorithm"])
@@ -272,7 +270,7 @@ class Run:
             )
 
     def _refuse_foreign_step(self, *_: Any) -> None:
-        if not self._stepping:
+        if not self.replica.stepping:
             raise UserError("call run.step() where optimizer.step() stood: the order around the step is the algorithm")
 
 

@@ -65,6 +65,12 @@ class LaunchOptions:
     def threads_each(self) -> int:
         return self.threads or self.fabric.threads or max(1, count_cores() // (self.workers // self.nodes))
 
+    @property
+    def wire_used(self) -> str:
+        """What a record calls the wire: workers on hosts of their own share no memory, nor do encrypted ones."""
+        apart = self.fabric.doors or self.wire.tls is not None
+        return "tcp" if self.wire.wire == "shared" and apart else self.wire.wire
+
     def check(self) -> None:
         if self.workers < 1:
             raise UserError(f"--workers must be at least 1, not {self.workers}")

@@ -1,4 +1,4 @@
-"""Well-known names -> specs. Each stands wherever an algorithm may; `ddp(bucket=1MiB)` changes one field of it."""
+"""Well-known names -> specs. Each stands wherever what it is short for may; `ddp(bucket=1MiB)` changes one field."""
 
 from __future__ import annotations
 
@@ -12,4 +12,10 @@ PRESETS: dict[str, str] = {
     "ddp": "gradient-average(all-reduce(ring))",
     # The same route for the weights, after every worker's own step.
     "allreduce-model": "model-average(all-reduce(ring))",
+}
+
+# The routes that people know by name.
+ROUTES: dict[str, str] = {
+    "binary-tree": "tree(binary-tree)",
+    "double-binary-tree": "tree(double-binary-tree)",
 }

@@ -8,10 +8,11 @@ as they are full; when backward ends, the rest is handed on and `on_end` is call
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,12 @@ class Bucket:
     views: list[Tensor]  # the gradients, one per parameter
     scale: float = 1.0  # what this worker's gradients are multiplied by on their way in
     missing: set[int] = field(default_factory=set)  # positions whose gradient is not there yet
+    unused: list[int] = field(default_factory=list)  # positions that had none in this worker's backward
 
     def begin(self, scale: float) -> None:
         """Wait for every gradient; count every parameter as used."""
         self.scale = scale
-        self.missing = set(range(len(self.parameters)))
+        self.missing, self.unused = set(range(len(self.parameters))), []
         self.grads[self.layout.numel : -1] = 1
 
     def take(self, position: int) -> None:
@@ -51,22 +53,20 @@ class Bucket:
         parameter.grad = view
         self.missing.remove(position)
 
-    def fill_missing(self) -> list[int]:
-        """Backward is over: what has not come counts as zero. Returns what this worker did not use."""
-        unused = []
+    def fill_missing(self) -> None:
+        """Backward is over: what has not come counts as zero."""
         for position in sorted(self.missing):
             if self.parameters[position].grad is not None:
                 self.take(position)
                 continue
             self.views[position].zero_()
             self.grads[self.layout.numel + position] = 0
-            unused.append(position)
+            self.unused.append(position)
         self.missing = set()
-        return unused
 
-    def adopt(self, unused: list[int]) -> None:
+    def adopt(self) -> None:
         """After the exchange: a parameter that only others used has a gradient too; one that nobody used has none."""
-        for position in unused:
+        for position in self.unused:
             if self.grads[self.layout.numel + position] != 0:
                 self.parameters[position].grad = self.views[position]
 
@@ -79,26 +79,34 @@ class Replica:
         self.buckets: list[Bucket] = []
         self.samples = 1.0  # how many samples this worker's gradient stands for
         self.steps = 0
+        self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.scale_of: Callable[[Bucket], float] = lambda _: 1.0  # for the samples of this step
         self.scaler: torch.amp.GradScaler | None = None
         self._on_bucket: Callable[[Bucket], None] = lambda _: None
         self._places: dict[nn.Parameter, tuple[Bucket, int]] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._doors: list[torch.utils.hooks.RemovableHandle] = []
         self._paused = False
         self._running = False  # inside a backward whose gradients are to be exchanged
         self._next = 0  # the bucket to be handed on next
         self.exchanged = False  # since the last step
+        self.stepping = False  # inside the optimizer's step, called from here
 
     # --- buckets -----------------------------------------------------------------------------------------------------
 
-    def make_buckets(self, nbytes: int, on_bucket: Callable[[Bucket], None]) -> None:
-        """Cut the parameters into buckets of about `nbytes` (0: one per tensor) and watch their gradients."""
+    def make_buckets(self, nbytes: int, on_bucket: Callable[[Bucket], None], first: int | None = None) -> None:
+        """Cut the parameters into buckets of about `nbytes` (0: one per tensor) and watch their gradients.
+
+        The first may be smaller, so that there is something to send soon. Called again, it cuts anew.
+        """
+        _remove(self._hooks)
+        self.buckets, self._places = [], {}
         self._on_bucket = on_bucket
         groups = {p: i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         named = {p: name for name, p in self.model.named_parameters()}
         every = [p for p in {**dict.fromkeys(named), **dict.fromkeys(groups)} if p.requires_grad]
-        for parameters in _cut(list(reversed(every)), groups, nbytes):
+        for parameters in _cut(list(reversed(every)), groups, nbytes, nbytes if first is None else first):
             self._add_bucket([(named.get(p, f"extra.{i}"), p) for i, p in enumerate(parameters)], groups)
         for parameter in self._places:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
@@ -142,6 +150,7 @@ class Replica:
             self._hand_on()
 
     def _begin(self) -> None:
+        self.on_begin()
         self._running, self._next = True, 0
         for bucket in self.buckets:
             bucket.begin(self.scale_of(bucket))
@@ -155,12 +164,11 @@ class Replica:
         if not self._running:
             self._begin()
         try:
-            unused = [bucket.fill_missing() for bucket in self.buckets]
+            for bucket in self.buckets:
+                bucket.fill_missing()
             while self._next < len(self.buckets):
                 self._hand_on()
             self.on_end()
-            for bucket, positions in zip(self.buckets, unused, strict=True):
-                bucket.adopt(positions)
         finally:
             self._running = False
         self.exchanged = True
@@ -178,10 +186,14 @@ class Replica:
 
     def step(self) -> None:
         """The optimizer's own step on everything."""
-        if self.scaler is not None:
-            self.scaler.step(self.optimizer)
-        else:
-            self.optimizer.step()
+        self.stepping = True
+        try:
+            if self.scaler is not None:
+                self.scaler.step(self.optimizer)
+            else:
+                self.optimizer.step()
+        finally:
+            self.stepping = False
 
     def local_step(self, bucket: Bucket) -> None:
         """The optimizer's own step on one bucket's parameters."""
@@ -194,22 +206,57 @@ class Replica:
         finally:
             self.optimizer.param_groups = groups
 
+    def step_elsewhere(self, bucket: Bucket, group: dict[str, Any]) -> None:
+        """The same on any thread, with these values of the group; the user's optimizer is not touched but its state."""
+        beside = copy.copy(self.optimizer)
+        beside.param_groups = [{**group, "params": bucket.parameters}]
+        beside.step()
+
+    def steps_alone(self) -> bool:
+        """Whether a parameter's step needs that parameter only: torch's own optimizers; one from elsewhere may look at
+        all parameters at once, or count its steps."""
+        return type(self.optimizer).__module__.startswith("torch.optim")
+
+    # --- the next forward --------------------------------------------------------------------------------------------
+
+    def watch_forward(self, on_forward: Callable[[list[int]], None]) -> None:
+        """Before a module's forward, hand on which buckets its own parameters lie in.
+
+        Some modules are never called, since another one uses their parameters: those come with the whole model's.
+        """
+        called: set[nn.Module] = set()
+
+        def before(module: nn.Module, _: Any) -> None:
+            called.add(module)
+            modules = [m for m in self.model.modules() if m not in called] if module is self.model else []
+            owned = [p for m in (module, *modules) for p in m.parameters(recurse=False)]
+            on_forward([self._places[p][0].index for p in owned if p in self._places])
+
+        self._doors = [module.register_forward_pre_hook(before) for module in self.model.modules()]
+
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        _remove(self._hooks)
+        _remove(self._doors)
 
 
-def _cut(parameters: list[nn.Parameter], groups: dict[nn.Parameter, int], nbytes: int) -> list[list[nn.Parameter]]:
+def _cut(
+    parameters: list[nn.Parameter], groups: dict[nn.Parameter, int], nbytes: int, first: int
+) -> list[list[nn.Parameter]]:
     """Buckets in the order in which backward completes them; none spans a group, type or device."""
     done: list[list[nn.Parameter]] = []
     filling: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         key = (groups.get(parameter), parameter.dtype, parameter.device)
         bucket = filling.setdefault(key, [])
-        if bucket and sum(p.nbytes for p in bucket) + parameter.nbytes > nbytes:
+        if bucket and sum(p.nbytes for p in bucket) + parameter.nbytes > (nbytes if done else first):
             done.append(filling.pop(key))
             bucket = filling.setdefault(key, [])
         bucket.append(parameter)
     place = {parameter: i for i, parameter in enumerate(parameters)}
     return sorted([*done, *filling.values()], key=lambda bucket: place[bucket[-1]])
+
+
+def _remove(hooks: list[torch.utils.hooks.RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()

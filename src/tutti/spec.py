@@ -255,9 +255,9 @@ class _Builder:
     def value(self, node: _Node, kind: Any, what: str) -> Any:
         kind, marks = unwrap(kind)
         if typing.get_origin(kind) in (Union, types.UnionType):
-            if node.word == "none" and not node.args:
-                return None
-            kind, marks = unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
+            kind, marks, words = parts_of(kind)
+            if node.word in words and not node.args:
+                return words[node.word]
         if isinstance(kind, type) and issubclass(kind, Member):
             return self.member(node, kind)
         if node.args:
@@ -294,7 +294,7 @@ class _Builder:
         return int(number) if kind is int else float(number)
 
     def member(self, node: _Node, base: type[M]) -> M:
-        preset = _presets().get(node.word) if base.axis == "algorithms" else None
+        preset = presets_of(base.axis).get(node.word)
         if preset is None and node.word not in names(base.axis):
             raise self.error(_unknown(node.word, base), node)
         try:
@@ -344,8 +344,8 @@ class _Builder:
 
 def _unknown(word: str, base: type[Member]) -> str:
     """The sentence for a name that is not there: the nearest one, or where the name does belong."""
-    choices = names(base.axis) + (list(_presets()) if base.axis == "algorithms" else [])
-    if base.axis == "exchanges" and word in names("collectives"):
+    choices = [*names(base.axis), *presets_of(base.axis)]
+    if base.axis == "exchanges" and word in (*names("collectives"), *presets_of("collectives")):
         return f"'{word}' is a collective, not an exchange: write all-reduce({word})"
     noun = "algorithm or preset" if base.axis == "algorithms" else base.noun
     return f"there is no {noun} '{word}'{_suggest(word, choices)}"
@@ -356,10 +356,11 @@ def _suggest(word: str, choices: list[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else f"; there is {', '.join(sorted(choices)) or 'none'}"
 
 
-def _presets() -> dict[str, str]:
-    from tutti.presets import PRESETS
+def presets_of(axis: str) -> dict[str, str]:
+    """The short names that stand for specs of this axis."""
+    from tutti.presets import PRESETS, ROUTES
 
-    return PRESETS
+    return {"algorithms": PRESETS, "collectives": ROUTES}.get(axis, {})
 
 
 def _count(n: int, noun: str) -> str:
@@ -392,12 +393,24 @@ def unwrap(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return kind, ()
 
 
+def parts_of(union: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A union's kind and its marks, and the words that stand beside it: `none`, and those of a Literal."""
+    kinds = [unwrap(kind) for kind in typing.get_args(union)]
+    words = {
+        str(word): word for kind, _ in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)
+    }
+    if any(kind is type(None) for kind, _ in kinds):
+        words["none"] = None
+    plain = [pair for pair in kinds if pair[0] is not type(None) and typing.get_origin(pair[0]) is not Literal]
+    return (*plain[0], words)
+
+
 def format_value(value: Any, kind: Any) -> str:
     kind, marks = unwrap(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
-        kind, marks = unwrap(next(k for k in typing.get_args(kind) if k is not type(None)))
-    if value is None:
-        return "none"
+        kind, marks, words = parts_of(kind)
+        if value in words.values():
+            return next(word for word, meaning in words.items() if meaning == value)
     if isinstance(value, bool):
         return str(value).lower()
     unit = next((m for m in marks if isinstance(m, Unit)), None)

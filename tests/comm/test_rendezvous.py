@@ -16,7 +16,7 @@ from workers import processes
 from tutti.comm import rendezvous
 from tutti.comm.base import PeerLost
 from tutti.comm.rendezvous import Place, WireOptions, connect, find_place, here
-from tutti.comm.tcp import TcpComm
+from tutti.comm.shared import SharedComm
 from tutti.comm.threads import World
 from tutti.comm.torch import TorchComm
 from tutti.errors import UserError
@@ -88,7 +88,7 @@ def test_one_task_of_slurm_is_alone() -> None:
 @pytest.mark.usefixtures("alone")
 def test_alone() -> None:
     comm = connect()
-    assert (type(comm), comm.rank, comm.size) == (TcpComm, 0, 1)
+    assert (type(comm), comm.rank, comm.size) == (SharedComm, 0, 1)
     comm.close()
 
 
@@ -107,7 +107,7 @@ def test_thread_of_a_launch_has_its_wire_already(monkeypatch: pytest.MonkeyPatch
 
 
 def test_unknown_wire() -> None:
-    with pytest.raises(UserError, match="there is no wire 'pigeon'; there is tcp, torch"):
+    with pytest.raises(UserError, match="there is no wire 'pigeon'; there is shared, tcp, torch"):
         connect(WireOptions(wire="pigeon"))
 
 

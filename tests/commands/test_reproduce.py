@@ -16,6 +16,7 @@ from sample_results import make_job_record
 
 from tutti.cli import main
 from tutti.commands import reproduce
+from tutti.commands.base import enter
 from tutti.lab import reproductions
 from tutti.lab.record import Record
 from tutti.lab.reproductions.base import find, names
@@ -26,8 +27,9 @@ TINY = '''
 """Two workers that agree on noise."""
 
 from tutti.lab.experiment import Job, Results
+from tutti.lab.inquiry import Story
 from tutti.lab.report.parts import Section, Table
-from tutti.lab.reproductions.base import Claim, Reproduction, Story
+from tutti.lab.reproductions.base import Claim, Reproduction
 from tutti.train import Plan
 
 
@@ -56,7 +58,7 @@ def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     folder.mkdir()
     (folder / "tiny_noise.py").write_text(TINY)
     monkeypatch.setattr(reproductions, "__path__", [*reproductions.__path__, str(folder)])
-    monkeypatch.setattr(reproduce, "_enter", lambda *_: None)
+    monkeypatch.setattr(reproduce, "enter", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     yield lambda *options: main(["reproduce", "tiny-noise", "--quick", *options])
     sys.modules.pop("tutti.lab.reproductions.tiny_noise", None)
@@ -101,7 +103,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return make_job_record(job)
 
     monkeypatch.setattr("tutti.lab.experiment.run_once", run_once)
-    monkeypatch.setattr("tutti.lab.story.write_report", lambda *_: None)
+    monkeypatch.setattr("tutti.lab.story.fill_page", lambda *_: "")
     return made
 
 
@@ -196,14 +198,14 @@ def test_what_the_help_calls_by_name_is_there() -> None:
 
 
 class Outside:
-    """Stands for the processes that `_enter` starts, and for the namespace that it enters."""
+    """Stands for the processes that `enter` starts, and for the namespace that it enters."""
 
     def __init__(self, answer: str, data_code: int = 0, code: int = 0, error: str = "") -> None:
         self.answer, self.data_code, self.code, self.error = answer, data_code, code, error
         self.log: list[str] = []
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if "-c" in command:
+        if "--needs" in command:
             return subprocess.CompletedProcess(command, self.code, self.answer, self.error)
         assert options["stdout"] is sys.stderr, "standard output is for results"
         self.log.append(" ".join(command[command.index("tutti") :]))
@@ -216,7 +218,7 @@ class Outside:
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> Outside:
     outside = Outside(**request.param)
-    monkeypatch.setattr("tutti.commands.reproduce.subprocess.run", outside.run)
+    monkeypatch.setattr("tutti.commands.base.subprocess.run", outside.run)
     monkeypatch.setattr("tutti.networks.hosts.Hosts.enter", outside.enter)
     monkeypatch.setattr("tutti.lab.experiment.run_jobs", lambda *_: pytest.fail("it began"))
     monkeypatch.chdir(tmp_path)
@@ -237,13 +239,13 @@ def test_data_that_cannot_be_fetched_ends_it(outside: Outside, capsys: pytest.Ca
 
 @with_outside(answer='[["mnist", "cifar10"], ["hosts(1Gbit)", "loopback"]]')
 def test_data_is_fetched_while_there_is_a_way_out(outside: Outside) -> None:
-    reproduce._enter("vgg-cifar", quiet=False)
+    enter(["reproduce", "vgg-cifar"], quiet=False)
     assert outside.log == ["tutti data get mnist", "tutti data get cifar10", "enter"]
 
 
 @with_outside(answer='[["mnist"], ["loopback"]]')
 def test_nothing_is_entered_where_no_hosts_are_needed(outside: Outside) -> None:
-    reproduce._enter("ring-lenet", quiet=True)
+    enter(["reproduce", "ring-lenet"], quiet=True)
     assert outside.log == ["tutti data get mnist --quiet"]
 
 
@@ -255,15 +257,12 @@ def test_a_reproduction_that_cannot_be_read_gets_one_sentence(
 ) -> None:
     assert main(["reproduce", "vgg-cifar"]) == 1
     error = capsys.readouterr().err
-    assert error == "tutti: the reproduction 'vgg-cifar' cannot be read: ModuleNotFoundError: no matplotlib\n"
+    assert error == "tutti: tutti reproduce vgg-cifar cannot be read: ModuleNotFoundError: no matplotlib\n"
     assert outside.log == []
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_question_is_answered_with_data_and_networks(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["-c", name])
-    exec(reproduce._NEEDS, {})
+def test_the_question_is_answered_with_data_and_networks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", name, "--needs"]) == 0
     jobs = [*find(name).jobs(True), *find(name).jobs(False)]
     assert json.loads(capsys.readouterr().out) == [[*find(name).data], sorted({job.network for job in jobs})]

@@ -78,6 +78,24 @@ def exchange_of_nothing(comm: Comm) -> None:
     comm.exchange([], [], "control/nothing")
 
 
+def accumulate_in_order(comm: Comm) -> None:
+    """What comes in is added, whether from one or from many, short or longer than any buffer on the way."""
+    for length, dtype in [(0, torch.float32), (7, torch.bfloat16), (7, torch.uint8), (300_001, torch.float64)]:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        got = value(comm.rank, (length,), dtype, what=1)
+        sends, recvs = ([(right, value(comm.rank, (length,), dtype))], [(left, got)]) if comm.size > 1 else ([], [])
+        comm.accumulate(sends, recvs, "metrics/x")
+        wanted = value(comm.rank, (length,), dtype, what=1)
+        same(got, wanted + value(left, (length,), dtype) if comm.size > 1 else wanted)
+    total = torch.zeros(5)
+    comm.accumulate(
+        [(p, value(comm.rank, (5,), torch.float32)) for p in comm.others()],
+        [(p, total) for p in comm.others()],
+        "metrics/y",
+    )
+    same(total, sum((value(p, (5,), torch.float32) for p in comm.others()), torch.zeros(5)))
+
+
 def broadcast(comm: Comm) -> None:
     for root, shape, dtype in rooted_cases(comm):
         tensor = value(comm.rank, shape, dtype)
@@ -183,6 +201,7 @@ OPERATIONS: list[Check] = [
     exchange_with_everybody,
     exchange_keeps_order,
     exchange_of_nothing,
+    accumulate_in_order,
     broadcast,
     reduce,
     all_reduce,

@@ -1,25 +1,67 @@
-"""What every route must do, for every one found in the folder, and for `native` in every way."""
+"""What every route must do, for every one found in the folder, in every way it offers, and for every operation it has.
+
+Sums are held against torch's, bytes against the cost on a metered wire, rounds and path against logical clocks.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
 
 import pytest
 import torch
 from catalogue import every
+from logical_time import time_operation
 from torch import Tensor
-from workers import SIZES, on_threads
+from workers import SIZES, on_tcp, on_threads
 
-from tutti.collectives.base import Collective
+from tutti.collectives.base import NOTHING, OPERATIONS, Collective, pieces
 from tutti.comm.base import Comm
 from tutti.comm.metered import Meter, metered
+from tutti.comm.threads import World
+from tutti.errors import UserError
 from tutti.spec import parse
 
-SPECS = [*every(Collective), "ring(segment=32B)"]  # a segment that every length from 7 on needs several of
+# of the topologies only some hold a tree for every number of workers; tests/collectives/test_tree.py tries the others
+TREES = ["tree(shape=binary-tree)", "tree(shape=double-binary-tree)", "tree(shape=chain)", "tree(shape=star)"]
+FOUND = [spec for spec in every(Collective) if not spec.startswith("tree(")] + TREES
+# segments of which every length from 9 on needs several; roots and hosts that depend on the number of workers
+SPECS = [
+    *FOUND,
+    "ring(segment=32B)",
+    "tree(segment=32B)",
+    "tree(double-binary-tree, segment=32B)",
+    "star(root={last})",
+    "hierarchical(hosts={hosts})",
+    "hierarchical(tree(segment=32B), halving-doubling, hosts={hosts})",
+    "hierarchical(star, hierarchical(direct, butterfly), hosts={hosts})",
+]
+OTHER_SIZES = (4, 6, 7, *range(9, 17))
 LENGTHS = (0, 1, 2, 7, 64, 1000)
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+
 MODES = pytest.mark.parametrize("strict", [False, True], ids=["tags", "strict"])
+EVERY = pytest.mark.parametrize("spec", SPECS)
+AT_SIZES = pytest.mark.parametrize("size", SIZES)
 
 
-def contributions(size: int, length: int, dtype: torch.dtype) -> Tensor:
+def make(spec: str, size: int) -> Collective:
+    """Hosts of two, three and one worker, as long as there are any; the last worker may be somebody's root."""
+    hosts, left = [], size
+    for count in cycle((2, 3, 1)):
+        if left == 0:
+            break
+        hosts.append(min(count, left))
+        left -= hosts[-1]
+    return parse(spec.format(last=size - 1, hosts="x".join(map(str, hosts))), Collective)
+
+
+OPERATION_CASES = [(spec, operation) for spec in SPECS for operation in make(spec, 3).operations]
+EVERY_OPERATION = pytest.mark.parametrize(("spec", "operation"), OPERATION_CASES)
+
+
+def contributions(size: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(size, length, generator=torch.Generator().manual_seed(size * 1000 + length)).to(dtype)
 
 
@@ -30,49 +72,109 @@ def assert_is_sum(got: Tensor, rows: Tensor) -> None:
     assert ((got.double() - exact).abs() <= bound).all()
 
 
+def assert_did(operation: str, rows: Tensor, results: Sequence[Tensor], root: int) -> None:
+    """The contract of every operation, in the words of collectives/base.py."""
+    size = len(rows)
+    given = [pieces(row, size) for row in rows]
+    got = [pieces(result, size) for result in results]
+    if operation == "all-reduce":
+        assert_is_sum(results[0], rows)
+        assert len({bits(result) for result in results}) == 1
+    elif operation == "reduce":
+        assert_is_sum(results[root], rows)
+    elif operation == "broadcast":
+        assert all(result.equal(rows[root]) for result in results)
+    elif operation == "reduce-scatter":
+        for i in range(size):
+            assert_is_sum(got[i][i], torch.stack([piece[i] for piece in given]))
+    elif operation == "all-gather":
+        assert all(got[j][i].equal(given[i][i]) for i in range(size) for j in range(size))
+    elif operation == "gather":
+        assert all(got[root][i].equal(given[i][i]) for i in range(size))
+    elif operation == "scatter":
+        assert all(got[i][i].equal(given[root][i]) for i in range(size))
+    else:
+        assert all(got[i][j].equal(given[j][i]) for i in range(size) for j in range(size))
+
+
 def bits(tensor: Tensor) -> bytes:
     return tensor.view(torch.uint8).numpy().tobytes()
 
 
+def do_all(comm: Comm, route: Collective, operation: str, cases: Sequence[Tensor], root: int = 0) -> list[Tensor]:
+    """One worker's part of the operation, for one case after another."""
+    route.prepare(comm)
+    buffers = [rows[comm.rank].clone() for rows in cases]
+    for n, buffer in enumerate(buffers):
+        if operation in ROOTED:
+            getattr(route, operation)(comm, buffer, f"gradients/{n}", root)
+        else:
+            route.perform(operation, comm, buffer, f"gradients/{n}")
+    return buffers
+
+
+def assert_does(spec: str, operation: str, cases: Sequence[Tensor], strict: bool, root: int = 0) -> None:
+    """All workers share one route, as the threads of a notebook would."""
+    size = len(cases[0])
+    route = make(spec, size)
+    results = on_threads(size, lambda comm: do_all(comm, route, operation, cases, root), strict=strict)
+    for rows, *buffers in zip(cases, *results, strict=True):
+        assert_did(operation, rows, buffers, root)
+
+
+# --- what it does ----------------------------------------------------------------------------------------------------
+
+
 @MODES
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("spec", SPECS)
+@AT_SIZES
+@EVERY
 def test_everybody_ends_with_the_same_sum(spec: str, size: int, strict: bool) -> None:
     cases = [contributions(size, length, dtype) for dtype in DTYPES for length in LENGTHS]
-
-    def work(comm: Comm) -> list[Tensor]:
-        route = parse(spec, Collective)
-        route.prepare(comm)
-        buffers = [rows[comm.rank].clone() for rows in cases]
-        for n, buffer in enumerate(buffers):
-            route.run(comm, buffer, f"gradients/{n}")
-        return buffers
-
-    for rows, *results in zip(cases, *on_threads(size, work, strict=strict), strict=True):
-        assert_is_sum(results[0], rows)
-        assert len({bits(result) for result in results}) == 1
+    assert_does(spec, "all-reduce", cases, strict)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_part_of_a_longer_buffer(spec: str) -> None:
-    """In place, and not a byte beside it."""
-
-    def work(comm: Comm) -> Tensor:
-        longer = torch.full((30,), -1.0)
-        longer[5:-5] = comm.rank + 1
-        parse(spec, Collective).run(comm, longer[5:-5], "gradients/0")
-        return longer
-
-    for longer in on_threads(3, work):
-        assert longer.tolist() == [-1.0] * 5 + [6.0] * 20 + [-1.0] * 5
+@pytest.mark.parametrize("size", OTHER_SIZES)
+@EVERY
+def test_any_number_of_workers(spec: str, size: int) -> None:
+    cases = [contributions(size, 0), contributions(size, 37), contributions(size, 5, torch.bfloat16)]
+    assert_does(spec, "all-reduce", cases, strict=size % 2 == 0)
 
 
 @MODES
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if parse(spec, Collective).meets])
+@AT_SIZES
+@EVERY_OPERATION
+def test_every_operation(spec: str, operation: str, size: int, strict: bool) -> None:
+    lengths = (0, size, 12 * size) if operation == "all-to-all" else (0, 1, 7, 12 * size)
+    cases = [contributions(size, length, dtype) for dtype in (DTYPES[1], DTYPES[3]) for length in lengths]
+    for root in {0, size // 2, size - 1} if operation in ROOTED else {0}:
+        assert_does(spec, operation, cases, strict, root)
+
+
+@pytest.mark.parametrize("size", OTHER_SIZES)
+@EVERY_OPERATION
+def test_every_operation_with_any_number_of_workers(spec: str, operation: str, size: int) -> None:
+    assert_does(spec, operation, [contributions(size, 3 * size)], strict=True, root=size // 3)
+
+
+@EVERY_OPERATION
+def test_a_part_of_a_longer_buffer(spec: str, operation: str) -> None:
+    """In place, and not a byte beside it."""
+    rows = contributions(3, 21)
+    longer = torch.full((3, 31), -1.0)
+    longer[:, 5:-5] = rows
+    route = make(spec, 3)
+    on_threads(3, lambda comm: route.perform(operation, comm, longer[comm.rank, 5:-5], "gradients/0"))
+    assert_did(operation, rows, list(longer[:, 5:-5]), root=0)
+    assert longer[:, :5].eq(-1).all()
+    assert longer[:, -5:].eq(-1).all()
+
+
+@MODES
+@AT_SIZES
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if make(spec, 3).meets])
 def test_other_combinations_where_contributions_meet(spec: str, size: int, strict: bool) -> None:
     """Rows come in the order of the workers, whole and once each."""
-    rows = contributions(size, 50, torch.float32)
+    rows = contributions(size, 50)
 
     def combine(given: Tensor) -> Tensor:
         assert given.equal(rows)
@@ -80,46 +182,128 @@ def test_other_combinations_where_contributions_meet(spec: str, size: int, stric
 
     def work(comm: Comm) -> Tensor:
         buffer = rows[comm.rank].clone()
-        parse(spec, Collective).run(comm, buffer, "gradients/0", combine)
+        make(spec, size).run(comm, buffer, "gradients/0", combine)
         return buffer
 
     for result in on_threads(size, work, strict=strict):
         assert result.equal(rows.max(0).values)
 
 
-@pytest.mark.parametrize("length", [840, 1001, 5, 0])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("spec", SPECS)
-def test_bytes_are_those_of_the_cost(spec: str, size: int, length: int) -> None:
-    """On the metered wire; to the byte where the length divides, else within an element per message."""
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("native")])  # has processes of its own
+def test_over_sockets(spec: str, size: int) -> None:
+    """Every operation, one behind the other, with a buffer of several segments too."""
+    route = make(spec, size)
+    cases = [contributions(size, length) for length in (size, 20 * size, 30_000 * size)]
+    results = on_tcp(size, lambda comm: [do_all(comm, route, each, cases) for each in route.operations])
+    for n, operation in enumerate(route.operations):
+        for rows, *buffers in zip(cases, *[result[n] for result in results], strict=True):
+            assert_did(operation, rows, buffers, root=0)
 
+
+# --- what it takes ---------------------------------------------------------------------------------------------------
+
+
+def meter_operation(route: Collective, operation: str, size: int, length: int) -> list[Meter]:
     def work(comm: Comm) -> Meter:
         counted = metered(comm)
-        parse(spec, Collective).run(counted, torch.zeros(length), "gradients/0")
+        route.prepare(counted)
+        route.perform(operation, counted, torch.zeros(length), "gradients/0")
         return counted.meter
 
-    meters = on_threads(size, work)
-    cost = parse(spec, Collective).cost(size, 4 * length)
-    sent = [meter.sent("gradients") for meter in meters]
-    received = [sum(tally.received for tally in meter.tallies.values()) for meter in meters]
-    rounding = 0 if length % size == 0 else 4 * 2 * size
-    assert sum(sent) == sum(received) == pytest.approx(cost.total, abs=size * rounding)
-    assert max(*sent, *received) == pytest.approx(cost.busiest, abs=rounding)
+    return on_threads(size, work)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_cost(spec: str) -> None:
-    route = parse(spec, Collective)
-    alone = route.cost(1, 1000)
-    assert (alone.rounds, alone.busiest, alone.total) == (0, 0, 0)
+@AT_SIZES
+@EVERY_OPERATION
+def test_bytes_are_those_of_the_cost(spec: str, operation: str, size: int) -> None:
+    """On the metered wire; to the byte where the length divides, else within an element per message."""
+    route = make(spec, size)
+    for length in (840, 1001, 5, 0):
+        if operation == "all-to-all" and length % size:
+            continue
+        meters = meter_operation(route, operation, size, length)
+        cost = route.cost(size, 4 * length, operation)
+        sent = [meter.sent("gradients") for meter in meters]
+        received = [sum(t.received for (kind, _), t in m.tallies.items() if kind == "gradients") for m in meters]
+        rounding = 1e-9 if length % (6 * size) == 0 else 4 * 2 * size
+        assert sum(sent) == sum(received) == pytest.approx(cost.total, abs=size * rounding)
+        assert max(*sent, *received) == pytest.approx(cost.busiest, abs=rounding)
+
+
+@pytest.mark.parametrize("size", range(1, 17))
+@EVERY_OPERATION
+def test_a_rehearsal_counts_the_same_bytes(spec: str, operation: str, size: int) -> None:
+    route = make(spec, size)
+    loads, cost = route.loads(size, operation), route.cost(size, 10**6, operation)
+    assert sum(load.sent for load in loads) == pytest.approx(sum(load.received for load in loads))
+    assert sum(load.sent for load in loads) * 10**6 == pytest.approx(cost.total)
+    assert max(max(load) for load in loads) * 10**6 == pytest.approx(cost.busiest)
+
+
+CLOCKED = pytest.mark.parametrize(
+    ("spec", "operation"), [case for case in OPERATION_CASES if not case[0].startswith(("native", "auto"))]
+)
+# where hosts or subtrees are unequal, or some workers have no partner in a round, not all wait for one another
+LOOSE = ("halving-doubling", "hierarchical(", "tree")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 11, 16])
+@CLOCKED
+def test_rounds_are_those_of_the_cost(spec: str, operation: str, size: int) -> None:
+    """With a latency of one and endless bandwidth; one segment, whose cost holds for every route."""
+    route = make(spec.replace(", segment=32B", "").replace("segment=32B", "segment=1MiB"), size)
+    rounds = route.cost(size, 4 * 12 * size, operation).rounds
+    took = time_operation(route, operation, size, 12 * size, latency=1.0, seconds_per_byte=0.0)
+    if spec.startswith(LOOSE):
+        assert rounds - 2 <= took <= rounds
+    else:
+        assert took == rounds
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 11, 16])
+@CLOCKED
+def test_the_path_is_that_of_the_cost(spec: str, operation: str, size: int) -> None:
+    """With a second for every byte and no latency.
+
+    In a tree some run ahead of their tick; and a tick's messages, counted as if they could all share the links as they
+    liked, pass one after another here.
+    """
+    route = make(spec, size)
+    path = route.cost(size, 4 * 48 * size, operation).path
+    took = time_operation(route, operation, size, 48 * size, latency=0.0, seconds_per_byte=1.0)
+    if spec.startswith(("tree", "hierarchical(")):
+        assert 0.65 * path <= took <= 1.12 * path
+    else:
+        assert took == pytest.approx(path)
+
+
+@EVERY_OPERATION
+def test_cost(spec: str, operation: str) -> None:
+    assert make(spec, 1).cost(1, 1000, operation) == NOTHING
     for size in SIZES[1:]:
-        once, twice = route.cost(size, 1000), route.cost(size, 2000)
-        assert once.rounds == twice.rounds >= 1
-        assert (twice.busiest, twice.total) == (2 * once.busiest, 2 * once.total)
-        assert once.busiest <= once.total <= size * once.busiest
+        route = make(spec, size)
+        once, twice = route.cost(size, 1000, operation), route.cost(size, 2000, operation)
+        assert 1 <= once.rounds <= twice.rounds
+        assert (twice.busiest, twice.total) == (pytest.approx(2 * once.busiest), pytest.approx(2 * once.total))
+        assert once.path < twice.path <= 2 * once.path * (1 + 1e-9)
+        assert once.busiest <= once.total <= size * once.busiest * (1 + 1e-9)
+        assert once.busiest <= once.path * (1 + 1e-9)
+        assert once.seconds(latency=2.0, bandwidth=10.0) == once.rounds * 2 + once.path / 10
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@EVERY
+def test_operations_it_does_not_have(spec: str) -> None:
+    route = make(spec, 3)
+    assert set(route.operations) <= set(OPERATIONS)
+    for operation in set(OPERATIONS) - set(route.operations):
+        with pytest.raises(UserError, match=rf"has no {operation}, only all-reduce"):
+            route.perform(operation, World(3).comm(0), torch.zeros(3), "gradients/0")
+        with pytest.raises(UserError, match=rf"has no {operation}, only all-reduce"):
+            route.cost(3, 1000, operation)
+
+
+@EVERY
 def test_text_reads_back(spec: str) -> None:
-    route = parse(spec, Collective)
+    route = make(spec, 3)
     assert parse(str(route), Collective) == route

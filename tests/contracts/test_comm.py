@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.comm_checks import DEADLINES, MESSAGES, OPERATIONS, Check, checks_of_torch, everything_at_every_size
-from workers import SIZES, make_tls, on_tcp, on_threads, on_torch
+from workers import SIZES, make_tls, on_shared, on_tcp, on_threads, on_torch
 
 from tutti.comm.base import Clock, Comm, PeerLost
 from tutti.comm.handshake import Tls
@@ -29,12 +29,12 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     return make_tls(tmp_path_factory.mktemp("tls"))
 
 
-@pytest.fixture(params=["threads", "strict", "tcp", "tls"])
+@pytest.fixture(params=["threads", "strict", "tcp", "shared", "tls"])
 def any_wire(request: pytest.FixtureRequest) -> Runner:
     return _runner(request)
 
 
-@pytest.fixture(params=["threads", "tcp", "tls"])
+@pytest.fixture(params=["threads", "tcp", "shared", "tls"])
 def tagged_wire(request: pytest.FixtureRequest) -> Runner:
     return _runner(request)
 
@@ -45,10 +45,10 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
         return lambda size, function, **options: on_tcp(size, function, tls=tls, **options)
     if request.param == "strict":
         return lambda size, function, **options: on_threads(size, function, strict=True, **options)
-    return on_tcp if request.param == "tcp" else on_threads
+    return {"tcp": on_tcp, "shared": on_shared, "threads": on_threads}[request.param]
 
 
-@pytest.mark.parametrize("any_wire", ["threads", "strict", "tcp"], indirect=True)
+@pytest.mark.parametrize("any_wire", ["threads", "strict", "tcp", "shared"], indirect=True)
 @pytest.mark.parametrize("size", SIZES)
 @by_name(OPERATIONS)
 def test_operations(any_wire: Runner, size: int, check: Check) -> None:

@@ -57,7 +57,11 @@ class Laboratory:
         workers = entry.launch_options(options).workers
         self.clock.sleep((plan.steps or 0) * plan.global_batch / workers / 64)
         record = make_record(entry.name, workers=workers)
-        launch = {"network": options.fabric.description or {"asked": "loopback"}, "threads": options.threads}
+        launch = {
+            "network": options.fabric.description or {"asked": "loopback"},
+            "threads": options.threads,
+            "engine": options.engine,
+        }
         changed = {"spec": str(entry.algorithm), "plan": dataclasses.asdict(plan), "launch": launch}
         return dataclasses.replace(record, **changed)
 
@@ -196,6 +200,7 @@ def test_it_goes_on_where_it_was_stopped(lab: Laboratory, tmp_path: Path) -> Non
         {"name": "b"},
         {"function": print},
         {"args": (1,)},
+        {"engine": "threads", "network": "loopback"},
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -229,6 +234,26 @@ def test_a_program_of_its_own_is_in_the_record_and_kept_with_its_arguments(lab: 
     assert lab.log == ["done a"]
     run_jobs(change(jobs, args=("x", 2)), 1, tmp_path, lab)
     assert lab.runs == ["a"]
+
+
+def test_workers_that_were_threads_are_kept_as_such(lab: Laboratory, tmp_path: Path) -> None:
+    jobs = make_jobs("a", engine="threads", network="loopback")
+    (record,) = run_jobs(jobs, 1, tmp_path, lab).all()
+    assert record.launch["engine"] == "threads"
+    lab.log.clear()
+    run_jobs(jobs, 1, tmp_path, lab)
+    assert lab.log == ["done a"]
+    run_jobs(change(jobs, engine="processes"), 1, tmp_path, lab)
+    assert lab.runs == ["a"]
+
+
+def test_threads_on_hosts_are_refused_before_the_first_run(
+    lab: Laboratory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Nothing, "hosts", True)
+    with pytest.raises(UserError, match="needs workers that are processes"):
+        run_jobs([*make_jobs("a"), *make_jobs("b", engine="threads")], 1, tmp_path, lab)
+    assert lab.log == []
 
 
 def test_one_worker_alone_is_kept_however_many_were_asked_for(lab: Laboratory, tmp_path: Path) -> None:

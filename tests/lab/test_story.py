@@ -1,4 +1,4 @@
-"""A reproduction for readers: the same claims in the terminal, in the report and on the page."""
+"""An inquiry for readers: the same claims in the terminal, in the report and on the page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from sample_records import make_record
 
 from tutti.commands.base import PIPED_WIDTH
 from tutti.lab.experiment import Job, Results
+from tutti.lab.inquiry import Story
+from tutti.lab.record import Record
 from tutti.lab.report.chart import Chart
-from tutti.lab.report.parts import Paragraph, Section, Table
-from tutti.lab.reproductions.base import Claim, Reproduction, Story
-from tutti.lab.story import make_claims_table, write_page
+from tutti.lab.report.parts import Cell, Paragraph, Section, Table
+from tutti.lab.reproductions.base import Claim, Reproduction
+from tutti.lab.story import make_claims_table, make_screen_table, write_page
 
 CLAIMS = [
     Claim("Fast is fast.", "2.0 s", "1.0 s [twice]", "reproduced", "Because it is."),
@@ -85,6 +87,15 @@ def test_every_verdict_has_a_colour_of_its_own() -> None:
     assert len({cell.style for cell in cells}) == len(cells) == 3  # type: ignore[union-attr]
 
 
+def test_other_tables_are_shown_as_in_the_report() -> None:
+    out = io.StringIO()
+    table = Table(("way", "[accuracy]"), [["mean", Cell("97.0 ± 0.1", 97.0)], ["sum", "diverged"]], "In [%].")
+    Console(file=out, width=60).print(make_screen_table(table))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0] == ["way", "[accuracy]"]
+    assert lines[2:] == [["mean", "97.0", "±", "0.1"], ["sum", "diverged"]]
+
+
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +118,7 @@ def test_the_report_is_where_it_says_and_has_every_claim(tmp_path: Path) -> None
 @pytest.fixture
 def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing it takes longest."""
-    monkeypatch.setattr("tutti.lab.story.write_report", lambda *_: None)
+    monkeypatch.setattr("tutti.lab.story.fill_page", lambda *_: "")
 
 
 without_report = pytest.mark.usefixtures("_without_report")
@@ -155,6 +166,23 @@ def test_an_error_leaves_the_old_page(tmp_path: Path) -> None:
         write_page("tiny", Tiny(), bad, RESULTS, tmp_path, tmp_path)
     assert (tmp_path / "tiny.md").read_bytes() == before
     assert not list(tmp_path.glob("*.draft"))
+
+
+@without_report
+def test_what_claims_nothing_has_no_section_of_claims(tmp_path: Path) -> None:
+    write_page("tiny", Tiny(), Story("It holds.", [], SECTIONS), RESULTS, tmp_path, tmp_path)
+    headings = re.findall(r"^## .*$", (tmp_path / "tiny.md").read_text(), flags=re.MULTILINE)
+    assert headings == ["## Finding", "## Figures", "## Conditions"]
+
+
+def test_runs_are_shown_one_by_one_only_where_the_inquiry_says_so(tmp_path: Path) -> None:
+    class Bare(Tiny):
+        def show_runs(self, records: list[Record]) -> list[Section]:
+            return []
+
+    report = write_page("tiny", Bare(), Bare().tell(RESULTS), RESULTS, tmp_path, None).read_text()
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", report)
+    assert headings == ["Finding", "Claim by claim", "Figures", "Conditions"]
 
 
 @without_report

@@ -2,7 +2,7 @@
 
     result = sum(x_i) / n
 
-Every worker counts the same, as in DDP, whatever its share of the batch.
+Every worker counts the same, as in DDP, whatever its share of the batch. It stands no bad worker.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     result = sum(x_i)
 
-With gradients it multiplies the learning rate by the number of workers.
+With gradients it multiplies the learning rate by the number of workers. It stands no bad worker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The mean weighted by samples: a worker with twice the samples counts twice.
 
-With gradients of mean losses it equals one worker on the whole batch, also when the workers' shares differ in size.
+With gradients of mean losses it equals one worker on the whole batch, also when the workers' shares differ in size. It
+stands no bad worker.
 
     result = sum(s_i x_i) / sum(s_i),    s_i = samples of worker i
 """

@@ -39,6 +39,14 @@ class Algorithm(Member):
     def finish(self) -> None:
         """Backward is over, or the step: return when everything under way is complete."""
 
+    def drain(self) -> None:
+        """Return when nothing is under way, also what `finish` leaves for later."""
+        self.finish()
+
+    def take_waited(self) -> float:
+        """Seconds that the loop has waited for communication outside `finish`, since the last call."""
+        return 0.0
+
     def step(self, replica: Replica) -> None:
         """Update the weights, and put on the lane what is to be exchanged of them."""
         replica.step()

@@ -4,62 +4,170 @@
     x <- x - lr * g            or whatever the optimizer makes of g
     rounds and bytes per step: the exchange's, for every bucket
 
-With `overlap` a full bucket is exchanged on the lane while backward goes on; without, everything after backward.
-`bucket=0` makes a bucket of every tensor, which is what people write first.
+With `overlap` a full bucket is exchanged on the lane while backward goes on; without, everything after backward. The
+first bucket is small, so that there is something to send soon. `bucket=0` makes a bucket of every tensor, which is what
+people write first; with `bucket=auto` a few sizes are tried in the first steps and the fastest is kept, the same on all
+workers (which one depends on the day, and with it the rounding of the sums).
+
+`update=bucket` lets the optimizer step on a bucket as soon as its gradient is there, on the lane. With `wait=forward`
+backward does not wait for the rest either: the next forward waits, layer by layer. Both are for loops that do nothing
+with the gradients between `backward()` and `run.step()`, such as clipping; with `wait=forward` weights that are not
+read through a module's forward (a plain `model.state_dict()`) may still be those of the last step: use
+`run.state_dict()`.
 
 Paper: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017); Li et al., "PyTorch
-distributed: experiences on accelerating data parallel training" (2020), for buckets and overlap.
+distributed: experiences on accelerating data parallel training" (2020), for buckets and overlap; Peng et al., "A
+generic communication scheduler for distributed DNN training acceleration" (2019), for waiting in the next forward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from tutti.algorithms.base import Algorithm
 from tutti.comm.base import Lane, Pending
+from tutti.errors import UserError
 from tutti.exchanges.base import Exchange
 from tutti.replica import Bucket, Replica
 from tutti.spec import Bytes, part
+from tutti.tuning import Tuner, find_sizes
+
+_FIRST = 2**20  # bytes of the first bucket, or less where the others are smaller
 
 
 @dataclass
 class GradientAverage(Algorithm):
     exchange: Exchange = part(Exchange, "all-reduce")
-    bucket: Bytes = 4 * 2**20
+    bucket: Bytes | Literal["auto"] = 4 * 2**20
     overlap: bool = True
+    update: Literal["whole", "bucket"] = "whole"
+    wait: Literal["backward", "forward"] = "backward"
+
+    def __post_init__(self) -> None:
+        if self.wait == "forward" and (self.update == "whole" or not self.overlap):
+            raise ValueError("wait=forward needs update=bucket and overlap: each bucket steps when its gradient comes")
+        if self.update == "bucket" and not self.overlap:
+            raise ValueError("update=bucket needs overlap: each bucket steps on the lane, when its gradient comes")
+
+    @property
+    def deterministic(self) -> bool:  # type: ignore[override]
+        return self.bucket != "auto"
 
     def setup(self, replica: Replica, lane: Lane) -> None:
+        if self.update == "bucket" and not replica.steps_alone():
+            kind = type(replica.optimizer).__name__
+            raise UserError(
+                f"update=bucket steps on some parameters at a time, and {kind} is none of torch's optimizers"
+            )
         self._replica, self._lane = replica, lane
-        self._pending: list[Pending] = []
+        self._pending: dict[int, Pending] = {}  # by bucket
         self._ready: list[Bucket] = []
-        replica.make_buckets(self.bucket, self.on_bucket)
+        self._waited = 0.0
         replica.scale_of = lambda bucket: self._exchanges[bucket.index].scale(replica.samples)
+        replica.on_begin = self.drain
+        total = sum(p.nbytes for p in replica.model.parameters() if p.requires_grad)
+        self._tuner = Tuner(find_sizes(total)) if self.bucket == "auto" else None
+        self._tried = lane.comm.clock.now()
+        self._cut(self._tuner.candidates[0] if self._tuner else int(self.bucket))
+        if self.wait == "forward":
+            replica.watch_forward(self._wait_in_forward)
+
+    def _cut(self, nbytes: int) -> None:
+        """Make buckets of this size, and an exchange for each."""
+        replica = self._replica
+        self._size = nbytes
+        replica.make_buckets(nbytes, self.on_bucket, first=min(_FIRST, nbytes))
         self._exchanges = [
-            self.exchange.setup(lane.comm, bucket.layout, f"gradients/{bucket.index}") for bucket in replica.buckets
+            self.exchange.setup(self._lane.comm, bucket.layout, f"gradients/{bucket.index}")
+            for bucket in replica.buckets
         ]
 
+    # --- a step ------------------------------------------------------------------------------------------------------
+
     def on_bucket(self, bucket: Bucket) -> None:
-        if self.overlap:
-            self._pending.append(self._lane.submit(partial(self._agree, bucket)))
-        else:
+        if not self.overlap:
             self._ready.append(bucket)
+        elif self.update == "whole":
+            self._pending[bucket.index] = self._lane.submit(partial(self._agree, bucket))
+        else:
+            group = dict(self._replica.optimizer.param_groups[bucket.group]) if bucket.group is not None else None
+            self._pending[bucket.index] = self._lane.submit(partial(self._agree_and_step, bucket, group))
 
     def finish(self) -> None:
         ready, self._ready = self._ready, []
         for bucket in ready:
             self._agree(bucket)
-        pending, self._pending = self._pending, []
-        for each in pending:
-            each.wait()
+        if self.wait == "backward":
+            self._wait_for(list(self._pending))
+
+    def drain(self) -> None:
+        self._wait_for(list(self._pending))
+
+    def step(self, replica: Replica) -> None:
+        if self.update == "whole":
+            replica.step()
+        elif replica.scaler is not None:
+            raise UserError("update=bucket steps before a GradScaler could look at all gradients; use update=whole")
+        else:
+            replica.optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn
+        if self._tuner is not None:
+            self._tune(self._tuner)
 
     def _agree(self, bucket: Bucket) -> None:
         self._exchanges[bucket.index].agree(bucket.grads, self._replica.steps, self._replica.samples)
+        bucket.adopt()
+
+    def _agree_and_step(self, bucket: Bucket, group: dict[str, Any] | None) -> None:
+        self._agree(bucket)
+        if group is not None:
+            self._replica.step_elsewhere(bucket, group)
+
+    def _wait_for(self, buckets: list[int]) -> None:
+        for index in buckets:
+            pending = self._pending.pop(index, None)
+            if pending is not None:
+                pending.wait()
+
+    def _wait_in_forward(self, buckets: list[int]) -> None:
+        begun = self._lane.comm.clock.now()
+        self._wait_for(buckets)
+        self._waited += self._lane.comm.clock.now() - begun
+
+    def take_waited(self) -> float:
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    # --- bucket=auto -------------------------------------------------------------------------------------------------
+
+    def _tune(self, tuner: Tuner) -> None:
+        """A step is over: note its time, and change to the next size, or to the best one for good."""
+        clock = self._lane.comm.clock
+        tuner.note(clock.now() - self._tried)
+        if tuner.finished:
+            seconds = torch.tensor(tuner.seconds(), dtype=torch.float64)
+            self._lane.submit(lambda: self._lane.comm.all_reduce(seconds, tag="control/bucket")).wait()
+            self._tuner = None
+            nbytes = tuner.candidates[int(seconds.argmin())]
+        else:
+            nbytes = tuner.candidates[tuner.current]
+        if nbytes != self._size:
+            self.drain()
+            self._cut(nbytes)
+        self._tried = clock.now()
+
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"exchanges": [exchange.state_dict() for exchange in self._exchanges]}
+        found = self._size if self._tuner is None else None
+        return {"bucket": found, "exchanges": [exchange.state_dict() for exchange in self._exchanges]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.bucket == "auto" and state["bucket"] is not None:
+            self._tuner = None
+            self._cut(state["bucket"])
         for exchange, saved in zip(self._exchanges, state["exchanges"], strict=True):
             exchange.load_state_dict(saved)

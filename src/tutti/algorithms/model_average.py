@@ -55,7 +55,7 @@ class ModelAverage(Algorithm):
 
     def step(self, replica: Replica) -> None:
         """Bucket by bucket where that is the same as all at once: a bucket is exchanged while the next one steps."""
-        one_by_one = replica.scaler is None and _steps_each_parameter_alone(replica.optimizer)
+        one_by_one = replica.scaler is None and replica.steps_alone()
         if not one_by_one:
             replica.step()
         for bucket in replica.buckets:
@@ -82,8 +82,3 @@ class ModelAverage(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for exchange, saved in zip(self._exchanges, state["exchanges"], strict=True):
             exchange.load_state_dict(saved)
-
-
-def _steps_each_parameter_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Torch's own optimizers do; one from elsewhere may look at all parameters at once, or count its steps."""
-    return type(optimizer).__module__.startswith("torch.optim")

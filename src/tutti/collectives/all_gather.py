@@ -3,7 +3,8 @@
 One round and n-1 times the bytes: the least latency, and any aggregator works, because all contributions meet at every
 worker. All combine the same rows in the same order, so all get the same result.
 
-    rounds 1, bytes per worker and direction (n-1) * S
+    all-reduce   rounds 1, bytes per worker and direction (n-1) * S
+    all-gather   the same with one piece of the buffer per worker: (n-1)/n * S
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tutti.collectives.base import Collective, Combine, Cost, add_up
+from tutti.collectives.base import NOTHING, Collective, Combine, Cost, add_up, pieces
 from tutti.comm.base import Comm
 
 
 @dataclass
 class AllGather(Collective):
     meets: ClassVar[bool] = True
+    operations: ClassVar[tuple[str, ...]] = ("all-reduce", "all-gather")
 
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
         rows = buffer.new_empty((comm.size, buffer.numel()))
@@ -27,6 +29,14 @@ class AllGather(Collective):
         comm.exchange([(p, buffer) for p in comm.others()], [(p, rows[p]) for p in comm.others()], tag)
         buffer.copy_(combine(rows))
 
-    def cost(self, size: int, nbytes: int) -> Cost:
-        each = (size - 1) * nbytes
-        return Cost(rounds=1 if size > 1 else 0, busiest=each, total=size * each)
+    def all_gather(self, comm: Comm, buffer: Tensor, tag: str) -> None:
+        parts = pieces(buffer, comm.size)
+        comm.exchange([(p, parts[comm.rank]) for p in comm.others()], [(p, parts[p]) for p in comm.others()], tag)
+
+    def cost(self, size: int, nbytes: int, operation: str = "all-reduce") -> Cost:
+        if operation not in self.operations:
+            raise self.lacks(operation)
+        if size == 1:
+            return NOTHING
+        each = (size - 1) * (nbytes if operation == "all-reduce" else nbytes / size)
+        return Cost(rounds=1, busiest=each, total=size * each, path=each)

@@ -4,7 +4,7 @@
     broadcast   0 -> 1 -> ... -> n-1
     rounds 2(n-1), bytes on the busiest link min(2,n-1) * S, total 2(n-1) * S
 
-What the ring is without its chunks: one worker sends at a time and all others wait, so it takes n times as long as
+What the ring is without its pieces: one worker sends at a time and all others wait, so it takes n times as long as
 `ring` over links of the same rate.
 
 Paper: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tutti.collectives.base import Collective, Combine, Cost, add_up
@@ -29,15 +28,15 @@ class RingReduce(Collective):
             return
         left, right = (rank - 1) % size, (rank + 1) % size
         if rank != 1 % size:
-            landing = torch.empty_like(buffer)
-            comm.exchange([], [(left, landing)], tag)
-            buffer.add_(landing)
+            comm.accumulate([], [(left, buffer)], tag)
         if rank != 0:
             comm.exchange([(right, buffer)], [], tag)
             comm.exchange([], [(left, buffer)], tag)
         if rank != size - 1:
             comm.exchange([(right, buffer)], [], tag)
 
-    def cost(self, size: int, nbytes: int) -> Cost:
-        others = size - 1
-        return Cost(rounds=2 * others, busiest=min(2, others) * nbytes, total=2 * others * nbytes)
+    def cost(self, size: int, nbytes: int, operation: str = "all-reduce") -> Cost:
+        if operation != "all-reduce":
+            raise self.lacks(operation)
+        one_by_one = 2 * (size - 1)
+        return Cost(one_by_one, min(2, size - 1) * nbytes, one_by_one * nbytes, one_by_one * nbytes)

@@ -68,6 +68,13 @@ class Comm(ABC):
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """Send and receive all of these at once; returns when all are complete."""
 
+    def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
+        """As `exchange`, but what comes in is added to the one-dimensional tensors, in the order given."""
+        landings = [(peer, torch.empty_like(tensor)) for peer, tensor in recvs]
+        self.exchange(sends, landings, tag)
+        for (_, tensor), (_, landing) in zip(recvs, landings, strict=True):
+            tensor.add_(landing)
+
     @abstractmethod
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         """Receive from whichever of the sources comes first; returns its rank."""

@@ -22,6 +22,7 @@ from tutti.comm.base import LOST, Lost, Mismatch, Pending
 HEADER = struct.Struct("<QQ")
 BYE = 2**64 - 1  # the tag of a goodbye
 _WAKE_BYTES = 2**20  # of a long message, wake up for this many at a time
+_SCRATCH_BYTES = 2**17  # what is to be added lands here first and is added while it is still in the cache
 
 
 class Driver(Protocol):
@@ -39,7 +40,7 @@ class Send(Pending):
 
     def __init__(self, comm: Driver, link: Link, tensor: Tensor, code: int) -> None:
         self.comm, self.link, self.tensor, self.done = comm, link, tensor, False
-        view = _bytes_of(tensor)
+        view = bytes_of(tensor)
         self.parts: list[memoryview | bytes] = [HEADER.pack(code, len(view)), view]
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
@@ -56,21 +57,29 @@ class Receive(Pending):
     def __init__(self, comm: Driver, link: Link, tensor: Tensor, code: int, tag: str) -> None:
         self.comm, self.link, self.tensor, self.code, self.tag, self.done = comm, link, tensor, code, tag, False
         self.host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
-        self.view = _bytes_of(self.host)
+        self.view = bytes_of(self.host)
         self.header = HEADER.pack(code, len(self.view))
         self.whole = HEADER.size + len(self.view)  # the frame's length
 
     def check(self, length: int) -> None:
-        if length != len(self.view):
+        if length != self.whole - HEADER.size:
             raise Mismatch(
                 f"worker {self.link.peer} sent {length} bytes where worker {self.comm.rank} "
-                f"expected {len(self.view)} ({self.tag})"
+                f"expected {self.whole - HEADER.size} ({self.tag})"
             )
 
     def deliver(self, data: bytearray) -> None:
         self.check(len(data))
         self.view[:] = data
         self.done = True
+
+    def to_come(self, body: memoryview) -> int:
+        """Bytes that are still missing when this is what is to be filled."""
+        return len(body)
+
+    def landed(self, body: memoryview, got: int) -> memoryview:
+        """So many bytes have come into the first part of this; returns what is to be filled next."""
+        return body[got:]
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
         if not self.done and not self.comm.drive(self, deadline):
@@ -79,6 +88,43 @@ class Receive(Pending):
         if self.host is not self.tensor:
             self.tensor.copy_(self.host)
         return self.tensor
+
+
+class Add(Receive):
+    """A message whose elements are added to the tensor's; `view` is the link's scratch."""
+
+    __slots__ = ("left", "place")
+
+    def __init__(self, comm: Driver, link: Link, tensor: Tensor, code: int, tag: str) -> None:
+        self.comm, self.link, self.tensor, self.code, self.tag, self.done = comm, link, tensor, code, tag, False
+        self.host = tensor
+        self.place = 0  # elements that are added
+        self.left = tensor.nbytes  # bytes that have not come
+        self.header = HEADER.pack(code, self.left)
+        self.whole = HEADER.size + self.left
+        self.view = link.scratch(self.left)
+
+    def deliver(self, data: bytearray) -> None:
+        self.check(len(data))
+        if data:
+            self.tensor.add_(torch.frombuffer(data, dtype=self.tensor.dtype))
+        self.done = True
+
+    def to_come(self, body: memoryview) -> int:
+        return self.left
+
+    def landed(self, body: memoryview, got: int) -> memoryview:
+        """Add the whole elements; a part of one moves to the front and waits for the rest."""
+        self.left -= got
+        width = self.tensor.element_size()
+        filled = len(self.view) - len(body) + got
+        count = filled // width
+        self.tensor[self.place : self.place + count].add_(self.link.landing[: count * width].view(self.tensor.dtype))
+        self.place += count
+        rest = filled - count * width
+        self.view[:rest] = self.view[filled - rest : filled]
+        self.view = self.view[: rest + self.left]
+        return self.view[rest:]
 
 
 class Link:
@@ -102,7 +148,14 @@ class Link:
         self.body: memoryview | None = None  # what is still to be filled of the frame being read
         self.receive: Receive | None = None  # whose memory that is; else it is put aside, or thrown away
         self.stash: bytearray | None = None
+        self.landing = torch.empty(0, dtype=torch.uint8)  # for what is to be added, see `Add`
         self.pushed: memoryview | None = None  # bytes read too far, to be taken before the socket's
+
+    def scratch(self, nbytes: int) -> memoryview:
+        """Memory for the bytes of one message, or for a part of a long one."""
+        if self.landing.numel() < min(nbytes, _SCRATCH_BYTES):
+            self.landing = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8)
+        return bytes_of(self.landing)[:nbytes]
 
     def put(self, send: Send) -> bool:
         """Write what the socket takes; True when the frame is out."""
@@ -186,17 +239,24 @@ class Link:
         return None
 
 
-_array_kinds: dict[int, type[ctypes.Array[ctypes.c_ubyte]]] = {}  # by length; making one takes longer than using it
+_views: dict[tuple[int, int], memoryview] = {}  # by address and length: making one takes longer than using it
+_MOST_VIEWS = 4096
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's own memory; whoever holds the view keeps the tensor."""
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's own memory, for as long as the tensor is there."""
+    nbytes = tensor.nbytes
     if not tensor.is_contiguous():
         raise ValueError("only contiguous tensors can be sent or received in place")
-    nbytes = tensor.nbytes
     if nbytes == 0:
-        return memoryview(bytearray())
-    kind = _array_kinds.get(nbytes)
-    if kind is None:
-        kind = _array_kinds[nbytes] = ctypes.c_ubyte * nbytes
-    return memoryview(kind.from_address(tensor.data_ptr())).cast("B")
+        return _NO_BYTES
+    key = (tensor.data_ptr(), nbytes)
+    view = _views.get(key)
+    if view is None:
+        if len(_views) >= _MOST_VIEWS:
+            _views.clear()
+        view = _views[key] = memoryview((ctypes.c_ubyte * nbytes).from_address(key[0])).cast("B")
+    return view
+
+
+_NO_BYTES = memoryview(bytearray())

@@ -106,6 +106,11 @@ class Metered(Comm):
         self.inner.exchange(sends, recvs, tag)
         self.meter.count(tag, sends, recvs, self.clock.now() - begun)
 
+    def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
+        begun = self.clock.now()
+        self.inner.accumulate(sends, recvs, tag)
+        self.meter.count(tag, sends, recvs, self.clock.now() - begun)
+
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         begun = self.clock.now()
         peer = self.inner.recv_any(sources, tensor, tag)

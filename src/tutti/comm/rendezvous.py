@@ -19,11 +19,12 @@ import torch.distributed as dist
 from tutti.clock import Clock
 from tutti.comm.base import Comm, PeerLost
 from tutti.comm.handshake import Access, Tls, find_address, new_secret
+from tutti.comm.shared import SharedComm
 from tutti.comm.tcp import TcpComm
 from tutti.comm.torch import TorchComm, default_backend
 from tutti.errors import UserError
 
-WIRES = ("tcp", "torch")
+WIRES = ("shared", "tcp", "torch")
 _meetings = itertools.count()  # in the same order on every worker
 here = threading.local()  # .comm: the wire of a worker that is a thread of this process
 
@@ -32,7 +33,7 @@ here = threading.local()  # .comm: the wire of a worker that is a thread of this
 class WireOptions:
     """How to talk: the wire, its interface, TLS, and how long a silent peer is waited for."""
 
-    wire: str = "tcp"
+    wire: str = "shared"
     interface: str | None = None
     tls: Tls | None = None
     timeout: float = 60.0
@@ -93,7 +94,8 @@ def connect(options: WireOptions | None = None, clock: Clock | None = None) -> C
         return TorchComm.join(place.rank, place.size, store, options.timeout, clock, backend)
     address = find_address(options.interface, place.master)
     access = Access(address, _secret(place, store, options.timeout), options.tls, options.timeout)
-    return TcpComm(place.rank, place.size, store, access, clock)
+    ours = SharedComm if options.wire == "shared" else TcpComm
+    return ours(place.rank, place.size, store, access, clock)
 
 
 def meet(place: Place, timeout: float) -> dist.Store:

@@ -23,7 +23,7 @@ from torch import Tensor
 from tutti.clock import Clock
 from tutti.comm.base import Comm, Message, Mismatch, PeerLost, Pending
 from tutti.comm.handshake import Access, build_mesh
-from tutti.comm.link import BYE, HEADER, Link, Receive, Send
+from tutti.comm.link import BYE, HEADER, Add, Link, Receive, Send
 
 _CLOSING_SECONDS = 2.0
 _TURNS = 20  # polls without sleeping
@@ -66,8 +66,10 @@ class TcpComm(Comm):
         return send
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
-        link = self._links[peer]
-        receive = Receive(self, link, tensor, self._code(tag), tag)
+        return self._post(Receive(self, self._links[peer], tensor, self._code(tag), tag))
+
+    def _post(self, receive: Receive) -> Receive:
+        link = receive.link
         aside = link.aside.get(receive.code)
         if aside:
             receive.deliver(aside.popleft())
@@ -79,6 +81,16 @@ class TcpComm(Comm):
         sent = [self.send(peer, tensor, tag) for peer, tensor in sends]  # first: others may be waiting for it
         received = [self.recv(peer, tensor, tag) for peer, tensor in recvs]
         for each in (*received, *sent):
+            each.wait()
+
+    def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
+        if len(recvs) != 1 or not recvs[0][1].is_cpu:
+            super().accumulate(sends, recvs, tag)
+            return
+        sent = [self.send(peer, tensor, tag) for peer, tensor in sends]
+        [(peer, tensor)] = recvs
+        received = self._post(Add(self, self._links[peer], tensor, self._code(tag), tag))
+        for each in (received, *sent):
             each.wait()
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
@@ -102,7 +114,7 @@ class TcpComm(Comm):
 
     def fork(self, name: str) -> TcpComm:
         mesh = f"{self._mesh}/{name}-{len(self._forks)}"  # a name may come again, and its first mesh is still published
-        fork = TcpComm(self.rank, self.size, self._store, self._access, self.clock, mesh)
+        fork = type(self)(self.rank, self.size, self._store, self._access, self.clock, mesh)
         self._forks.append(fork)
         return fork
 
@@ -173,13 +185,16 @@ class TcpComm(Comm):
         """Move what can move, waiting so long for the first; False if nothing could."""
         events = self._poller.poll(seconds * 1000)
         for fd, event in events:
-            link = self._by_fd[fd]
-            if event & select.POLLOUT:
-                link.heard = self.clock.now()
-                self._write(link)
-            if event & ~select.POLLOUT:
-                self._read(link)
+            self._serve(self._by_fd[fd], event)
         return bool(events)
+
+    def _serve(self, link: Link, event: int) -> None:
+        """What poll has found on a connection."""
+        if event & select.POLLOUT:
+            link.heard = self.clock.now()
+            self._write(link)
+        if event & ~select.POLLOUT:
+            self._read(link)
 
     def _write(self, link: Link) -> None:
         outbox = link.outbox
@@ -204,11 +219,11 @@ class TcpComm(Comm):
                 if link.body is None and not self._read_header(link):
                     return
                 while link.body:
-                    link.wake_for(len(link.body))
+                    link.wake_for(link.receive.to_come(link.body) if link.receive else len(link.body))
                     got = link.take(link.body)
                     if got == 0:
                         raise EOFError
-                    link.body = link.body[got:]
+                    link.body = link.receive.landed(link.body, got) if link.receive else link.body[got:]
                 if link.body is not None:
                     link.wake_for(1)
                     link.finish()
@@ -235,6 +250,7 @@ class TcpComm(Comm):
         if guess is not None:
             got = link.connection.recvmsg_into([link.head, guess.view])[0]
             if got == guess.whole and link.head == guess.header and not link.late:
+                guess.landed(guess.view, got - HEADER.size)
                 link.posted.popleft().done = True
                 return True
         else:
@@ -253,7 +269,7 @@ class TcpComm(Comm):
         if extra and guess is not None:
             if link.receive is guess:
                 assert link.body is not None
-                link.body = link.body[extra:]
+                link.body = guess.landed(link.body, extra)
             else:
                 link.pushed = memoryview(bytes(guess.view[:extra]))
         return True

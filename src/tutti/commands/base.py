@@ -1,4 +1,5 @@
-"""What commands share: how one is added to the parser, the kinds of numbers it takes, and how results are written.
+"""What commands share: how one is added to the parser, the kinds of numbers it takes, how results are written, and how
+an inquiry (a reproduction or a study) goes from its options to its report.
 
 A command is a file of this folder with a function `add(commands)`. Nothing heavy is imported at its top: `tutti --help`
 answers at once, and torch comes with the first command that needs it.
@@ -9,14 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tutti.errors import UserError
+from tutti.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
+    from tutti.lab.experiment import Job
+    from tutti.lab.inquiry import Inquiry, Story
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 PIPED_WIDTH = 110  # columns where nobody says how wide the place is
@@ -122,3 +127,107 @@ def write_text(text: str, to: str) -> None:
         Path(to).write_text(text)
     except OSError as error:
         raise UserError(f"cannot write {to}: {error.strerror}") from None
+
+
+# --- inquiries -------------------------------------------------------------------------------------------------------
+
+
+def add_inquiry(parser: argparse._ActionsContainer, quick: str, out: str) -> None:
+    """What every inquiry can be told; `quick` is what that means for it, `out` where its results go."""
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--fresh", action="store_true", help="do not keep the runs that are finished already")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"where records and report go (default: {out}/…)")
+    parser.add_argument("--page", type=Path, metavar="DIR", help="also write NAME.md and its pictures there")
+    parser.add_argument("--json", metavar="FILE", help="write finding and verdicts as JSON; - is standard output")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--needs", action="store_true", help=argparse.SUPPRESS)  # for `enter`
+
+
+def print_list(texts: dict[str, str]) -> int:
+    """Names, and what each is."""
+    width = max(map(len, texts))
+    for name, text in texts.items():
+        print(f"{name:<{width}}  {text}")
+    return 0
+
+
+def enter(words: list[str], quiet: bool) -> None:
+    """Get the data that `tutti WORDS` needs while there is a way out, then move to where hosts can be made.
+
+    All before torch has threads, so another process is asked what is needed: it may import torch.
+    """
+    from tutti.networks.base import Network
+    from tutti.spec import parse
+
+    datasets, networks = _ask(words)
+    for data in datasets:
+        command = [sys.executable, "-m", "tutti", "data", "get", data, *(["--quiet"] if quiet else [])]
+        if subprocess.run(command, stdout=sys.stderr).returncode != 0:
+            raise RunFailed(f"the data set {data} is needed and could not be fetched")
+    for network in networks:
+        parse(network, Network).enter()
+
+
+def _ask(words: list[str]) -> tuple[list[str], list[str]]:
+    command = [sys.executable, "-m", "tutti", *words, "--needs"]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    if asked.returncode == 0:
+        datasets, networks = json.loads(asked.stdout)
+        return datasets, networks
+    said = asked.stderr.strip()
+    if asked.returncode == 2:
+        raise UserError(said.removeprefix("tutti: "))
+    raise RunFailed(f"tutti {' '.join(words)} cannot be read: {said.rpartition(chr(10))[2]}")
+
+
+def print_needs(jobs: list[Job]) -> int:
+    """The answer: data sets and networks."""
+    from tutti.tasks.base import find_task
+
+    tasks = [find_task(task) for task in dict.fromkeys(job.plan.task for job in jobs)]
+    datasets = {task.data_set.name for task in tasks if hasattr(task, "data_set")}
+    print(json.dumps([sorted(datasets), sorted({job.network for job in jobs})]))
+    return 0
+
+
+def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Path, args: argparse.Namespace) -> int:
+    """Run what is not there yet, and leave a report; `out` is where, unless --out says otherwise."""
+    from tutti.lab.experiment import forget, run_jobs
+    from tutti.lab.screen import Screen
+    from tutti.lab.story import write_page
+
+    out = args.out or out
+    check_file(args.json, "--json")
+    check_folder(out, "--out")
+    if args.page:
+        check_folder(args.page, "--page")
+    if args.fresh:
+        forget(jobs, repeats, out)
+    with Screen(quiet=args.quiet) as screen:
+        results = run_jobs(jobs, repeats, out, screen)
+    story = inquiry.tell(results)
+    report = write_page(name, inquiry, story, results, out, args.page)
+    _show(inquiry.title, story, report, args.json)
+    return 0
+
+
+def _show(title: str, story: Story, report: Path, json_to: str | None) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from tutti.lab.story import make_claims_table, make_screen_table
+
+    stream = sys.stderr if json_to == "-" else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH)
+    console.print(f"[bold]{title}[/bold]")
+    for table in story.summary:
+        console.print(make_screen_table(table))
+        console.print(f"{table.caption}\n", style="dim", highlight=False, markup=False)
+    if story.claims:
+        console.print(make_claims_table(story))
+    console.print(story.finding, markup=False)
+    console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
+    if json_to is not None:
+        told = {"finding": story.finding, "claims": [asdict(claim) for claim in story.claims]}
+        write_json({**told, "figures": story.figures} if story.figures else told, json_to)

@@ -95,7 +95,12 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     place.add_argument(
         "--network", default="loopback", help='"hosts(1Gbit, cpu=0.5)": a host per worker (default: loopback)'
     )
-    place.add_argument("--wire", choices=("tcp", "torch"), default="tcp", help="ours (default) or torch.distributed's")
+    place.add_argument(
+        "--wire",
+        choices=("shared", "tcp", "torch"),
+        default="shared",
+        help="memory that workers of one machine share and sockets to others (default), sockets only, or torch's",
+    )
     place.add_argument("--interface", help="name or address to listen on (default: the one that leads to the master)")
     place.add_argument("--deadline", default="60s", metavar="TIME", help="how long a silent worker is waited for (60s)")
     place.add_argument("--tls", action="store_true", help="encrypt, with a certificate made for this run")

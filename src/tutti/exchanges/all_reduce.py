@@ -3,7 +3,8 @@
     linear aggregator:  x <- sum(w_i x_i) [ / sum(w_i) ]     on any route; x_i comes in scaled by w_i [ / n ]
     any aggregator:     x <- combine(x_1 ... x_n)            on routes where whole contributions meet
 
-Bytes and rounds are the route's, for the buffer with its spare elements.
+An aggregator sees whole buckets, or each tensor alone where it asks for that. Bytes and rounds are the route's, for the
+buffer with its spare elements.
 """
 
 from __future__ import annotations
@@ -29,14 +30,21 @@ class AllReduce(Exchange):
         if not self.combine.linear and not self.route.meets:
             raise UserError(
                 f"'{self.combine}' needs whole contributions, and on '{self.route}' only partial sums travel; "
-                "use all-gather, star or native(all-gather)"
+                "use all-gather, star, native(all-gather) or native(gather-scatter)"
             )
+        self._check_workers()
         if self.combine.weight(300) == 300 and self.layout.dtype in (torch.float16, torch.bfloat16):
             raise UserError(
                 f"'{self.combine}' counts samples in the bucket's own type, where {self.layout.dtype} is too coarse; "
                 "use mean, or float32 parameters with autocast"
             )
         self.route.prepare(self.comm)
+
+    def _check_workers(self) -> None:
+        try:
+            self.combine.check(self.comm.size)
+        except ValueError as error:
+            raise UserError(f"'{self.combine}' {error}") from None
 
     def scale(self, samples: float) -> float:
         """On the way into the buffer: w_i / n for a mean, so that half precision does not overflow in the sum."""
@@ -61,5 +69,16 @@ class AllReduce(Exchange):
 
     def _combine_rows(self, rows: Tensor) -> Tensor:
         numel = self.layout.numel
-        body = self.combine.combine(rows[:, :numel], rows[:, -1])
-        return torch.cat([body, rows[:, numel:].sum(0)])
+        flags, weights = rows[:, numel:-1], rows[:, -1:]
+        if not self.combine.linear:  # a bad worker's flag counts as one at most; its weight is nobody's concern
+            flags = flags.nan_to_num(nan=0).clamp(0, 1)
+        return torch.cat([self._combine_bodies(rows[:, :numel], weights[:, 0]), flags.sum(0), weights.sum(0)])
+
+    def _combine_bodies(self, bodies: Tensor, weights: Tensor) -> Tensor:
+        if not self.combine.by_layer:
+            return self.combine.combine(bodies, weights)
+        result = bodies.new_zeros(self.layout.numel)
+        for piece in self.layout.slices:
+            where = slice(piece.offset, piece.offset + piece.numel)
+            result[where] = self.combine.combine(bodies[:, where], weights)
+        return result

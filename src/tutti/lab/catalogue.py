@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import tutti
 from tutti.algorithms.base import Algorithm
@@ -24,10 +24,20 @@ from tutti.collectives.base import Collective
 from tutti.errors import UserError
 from tutti.lab.docstrings import read_words
 from tutti.presets import PRESETS
-from tutti.spec import Member, Range, Shape, Unit, fields_of, format_value, hints_of, names, parse, unwrap
+from tutti.spec import Member, Range, Shape, Unit, fields_of, format_value, hints_of, names, parse, parts_of, unwrap
 
 PRESETS_AXIS = "presets"
-_ORDER = ("algorithms", PRESETS_AXIS, "exchanges", "collectives", "aggregators", "models", "tasks", "networks")
+_ORDER = (
+    "algorithms",
+    PRESETS_AXIS,
+    "exchanges",
+    "collectives",
+    "topologies",
+    "aggregators",
+    "models",
+    "tasks",
+    "networks",
+)
 
 WORKERS = (2, 4, 8)  # what a route costs is shown for these
 PRICE_HEADERS = ("route", "rounds", "busiest link", "total")
@@ -45,6 +55,7 @@ TRAITS: Mapping[str, Mapping[Any, str] | str] = {
         False: "not linear: works on routes where whole contributions meet",
     },
     "normalised": {True: "", False: "not normalised: the result grows with the number of workers"},
+    "by_layer": {True: "combined tensor by tensor", False: ""},
     "one_worker": {True: "runs on one worker, with the whole batch", False: ""},
     "needs_process_group": {True: "needs the backend's process group, whatever the wire", False: ""},
     "buffers": {
@@ -53,6 +64,8 @@ TRAITS: Mapping[str, Mapping[Any, str] | str] = {
         "local": "buffers, such as batch norm's running mean, are left alone",
     },
     "deterministic": {True: "", False: "not deterministic: the same run twice may give other bits"},
+    "directed": {True: "directed: a worker may send to one that does not send back", False: ""},
+    "changing": {True: "changing: other peers from step to step", False: ""},
     "default_model": "trained with {} where no model is named",
     "hosts": {True: "every worker gets a host of its own", False: "all workers share the machine"},
 }
@@ -281,7 +294,9 @@ def describe_kind(kind: Any) -> str:
     """What may stand in a field, in words."""
     kind, marks = unwrap(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
-        return f"{describe_kind(next(k for k in typing.get_args(kind) if k is not type(None)))}, or none"
+        inner, marks, words = parts_of(kind)
+        described = describe_kind(Annotated[inner, *marks] if marks else inner)
+        return f"{described}, or {' or '.join(words)}"
     if isinstance(kind, type) and issubclass(kind, Member):
         return _part_from(kind.axis)
     if choices := _choices(kind):

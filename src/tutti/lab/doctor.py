@@ -252,7 +252,7 @@ def _wires() -> list[Check]:
     except (ImportError, UserError, RunFailed) as error:
         advice = "Two workers of this machine could not exchange anything: see the other problems first."
         return [Check("live test", "problem", str(error).splitlines()[0], advice)]
-    names = {"tcp": "wire tcp", "torch": "wire torch (gloo)"}
+    names = {"shared": "wire shared", "tcp": "wire tcp", "torch": "wire torch (gloo)"}
     checks = []
     for each in pings:
         value = f"4 KiB in {format_seconds(each.round_trip)}, 4 MiB at {format_bytes(each.bandwidth)}/s"

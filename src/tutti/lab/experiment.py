@@ -36,6 +36,7 @@ class Job:
     network: str = "loopback"
     function: WorkerFunction[Any] = train  # called with spec, plan and `args`; returns what `train` does
     args: tuple[Any, ...] = ()
+    engine: str = "processes"  # threads start faster and will do where no time is measured
 
     @property
     def takes(self) -> int:
@@ -85,7 +86,8 @@ def run_jobs(jobs: list[Job], repeats: int, out: Path, audience: Audience) -> Re
     """Every job as often as asked for, the whole round before the next one; every second round backwards."""
     turns = [(job, path, _find_kept(job, path)) for job, path in _plan_turns(jobs, repeats, out)]
     for job in {job.name: job for job, _, kept in turns if kept is None}.values():
-        check_all([Entry.read(job.spec)], job.plan, LaunchOptions(job.workers), parse(job.network, Network))
+        options = LaunchOptions(job.workers, job.engine)
+        check_all([Entry.read(job.spec)], job.plan, options, parse(job.network, Network))
     progress = _Progress([job.cost if kept is None else 0.0 for job, _, kept in turns])
     records: dict[str, list[Record]] = {job.name: [] for job in jobs}
     with ExitStack() as stack:
@@ -117,12 +119,14 @@ def _plan_turns(jobs: list[Job], repeats: int, out: Path) -> list[tuple[Job, Pat
 
 def _find_kept(job: Job, path: Path) -> Record | None:
     record = finished(path, job.spec, job.plan, job.takes, job.network)
-    same = record is not None and record.launch.get("program", "") == job.program
-    return record if same else None
+    if record is None:
+        return None
+    made = (record.launch.get("program", ""), record.launch.get("engine", job.engine))
+    return record if made == (job.program, job.engine) else None
 
 
 def _run(job: Job, fabrics: _Fabrics, audience: Audience) -> Record:
-    options = LaunchOptions(job.workers, preload=find_task(job.plan.task).modules)
+    options = LaunchOptions(job.workers, job.engine, preload=find_task(job.plan.task).modules)
     options = dataclasses.replace(options, fabric=fabrics.get(job.network))
     if job.network == "loopback":
         options = dataclasses.replace(options, threads=1)

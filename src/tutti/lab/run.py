@@ -110,7 +110,7 @@ def run_once(
         plan=dataclasses.asdict(plan),
         launch={
             "engine": options.engine,
-            "wire": options.wire.wire,
+            "wire": options.wire_used,
             "tls": options.wire.tls is not None,
             "nodes": options.nodes,
             "timeout": options.wire.timeout,

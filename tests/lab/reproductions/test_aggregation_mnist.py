@@ -9,6 +9,7 @@ import pytest
 from matplotlib.patches import Rectangle
 from sample_results import make_results
 
+from tutti.lab.inquiry import Story
 from tutti.lab.report.chart import Chart
 from tutti.lab.report.parts import Table
 from tutti.lab.reproductions.aggregation_mnist import (
@@ -18,7 +19,7 @@ from tutti.lab.reproductions.aggregation_mnist import (
     SLOW_LINK,
     SLOW_NETWORK,
 )
-from tutti.lab.reproductions.base import Claim, Story, find
+from tutti.lab.reproductions.base import Claim, find
 
 REPRODUCTION = find("aggregation-mnist")
 MODEL = 250_000.0  # bytes

@@ -9,10 +9,11 @@ import pytest
 from matplotlib.patches import Rectangle
 from sample_results import make_results
 
+from tutti.lab.inquiry import Story
 from tutti.lab.record import Record
 from tutti.lab.report.chart import Chart
 from tutti.lab.report.parts import Table
-from tutti.lab.reproductions.base import Claim, Story, find
+from tutti.lab.reproductions.base import Claim, find
 from tutti.lab.reproductions.vgg_cifar import NETWORK, iteration_seconds, loss_gap
 
 REPRODUCTION = find("vgg-cifar")

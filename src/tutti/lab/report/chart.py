@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from tutti.lab.picture import line_look
 from tutti.lab.report.svg import LOOK, make_svg
@@ -48,6 +50,11 @@ class Key:
 
 def line_key(text: str, index: int) -> Key:
     return Key(text, lambda: Line2D([0, 0.5, 1], [0.5] * 3, markevery=[1], **line_look(index)))
+
+
+def patch_key(text: str, fill: Any) -> Key:
+    """For something that is filled with this colour."""
+    return Key(text, lambda: Rectangle((0, 0), 1, 1, facecolor=fill, edgecolor="none"))
 
 
 @dataclass(frozen=True)

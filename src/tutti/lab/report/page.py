@@ -49,20 +49,24 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def write_report(
-    records: list[Record], path: Path, title: str = "", extra: Sequence[Section] = (), findings: Section | None = None
-) -> None:
-    """Written whole or not at all; `extra` sections stand behind the findings, which are the records' own or given."""
-    write_whole(make_page(records, title, extra, findings), path)
+def write_report(records: list[Record], path: Path, title: str = "", extra: Sequence[Section] = ()) -> None:
+    """Written whole or not at all; `extra` sections stand behind the findings."""
+    write_whole(make_page(records, title, extra), path)
 
 
-def make_page(
-    records: list[Record], title: str = "", extra: Sequence[Section] = (), findings: Section | None = None
-) -> str:
-    sections = [*extra]
-    if records:
-        rest = (make_results, make_learning, make_steps, make_traffic, make_conditions)
-        sections = [findings or make_findings(records), *extra, *(make(records) for make in rest)]
+def make_page(records: list[Record], title: str = "", extra: Sequence[Section] = ()) -> str:
+    if not records:
+        return fill_page(records, title, extra)
+    return fill_page(records, title, [make_findings(records), *extra, *show_runs(records), make_conditions(records)])
+
+
+def show_runs(records: list[Record]) -> list[Section]:
+    """Everything about the runs one by one, as long as they are few enough to be looked at."""
+    return [make(records) for make in (make_results, make_learning, make_steps, make_traffic)]
+
+
+def fill_page(records: list[Record], title: str, sections: Sequence[Section]) -> str:
+    """The page around these sections, whatever they are."""
     style, script = _read("look.css"), _read("look.js")
     return _PAGE.format(
         policy=_policy(f"\n{script}"),

@@ -18,11 +18,12 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from tutti.lab.experiment import Job, Results
+from tutti.lab.inquiry import Story, largest
 from tutti.lab.picture import colour, tint
 from tutti.lab.record import Record
-from tutti.lab.report.chart import Chart, Key, is_narrow
+from tutti.lab.report.chart import Chart, Key, is_narrow, patch_key
 from tutti.lab.report.parts import Paragraph, Section, Table
-from tutti.lab.reproductions.base import Claim, Reproduction, Story, largest, patch_key
+from tutti.lab.reproductions.base import Claim, Reproduction
 from tutti.lab.units import format_bytes, format_percent, format_seconds
 from tutti.train import Plan
 

@@ -26,11 +26,12 @@ from tutti.comm.base import Comm
 from tutti.comm.metered import metered
 from tutti.engine import Run, distribute
 from tutti.lab.experiment import Job, Results
+from tutti.lab.inquiry import Story, largest
 from tutti.lab.picture import line_look
 from tutti.lab.record import Record
 from tutti.lab.report.chart import Chart, line_key
 from tutti.lab.report.parts import Paragraph, Section, Table
-from tutti.lab.reproductions.base import Claim, Reproduction, Story, largest
+from tutti.lab.reproductions.base import Claim, Reproduction
 from tutti.lab.units import format_percent
 from tutti.train import Measurements, Plan
 

@@ -17,12 +17,13 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from tutti.lab.experiment import Job, Results
+from tutti.lab.inquiry import Story, largest
 from tutti.lab.picture import colour, line_look
 from tutti.lab.record import Record
-from tutti.lab.report.chart import Chart, is_narrow, line_key
+from tutti.lab.report.chart import Chart, is_narrow, line_key, patch_key
 from tutti.lab.report.charts import make_step_chart
 from tutti.lab.report.parts import Paragraph, Section, Table
-from tutti.lab.reproductions.base import Claim, Reproduction, Story, largest, patch_key
+from tutti.lab.reproductions.base import Claim, Reproduction
 from tutti.lab.units import format_bytes, format_percent, format_seconds
 from tutti.train import Plan
 

@@ -1,0 +1,148 @@
+"""Auto: the fastest route for the buffer's length, by a short measurement at the start.
+
+    butterfly for short buffers and ring for long ones, until it has measured
+
+`prepare` times the candidates on the wire itself, from 1 KiB upwards until two seconds are over, and keeps the fastest
+for every length; longer buffers take the route of the longest that was tried. All workers keep the same one, that with
+the least time summed over the workers. The choice is kept in the cache per machines, worker count and wire
+(~/.cache/tutti/routes.json; remove it to measure again), but not for emulated hosts, whose links are new every time.
+Workers that are threads do not measure. Rounds and bytes are those of the route that is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tutti.collectives.base import Collective, Combine, Cost, add_up
+from tutti.comm.base import Comm
+from tutti.spec import parse
+
+CANDIDATES = ("butterfly", "star", "direct", "halving-doubling", "ring", "double-binary-tree")
+SIZES = tuple(2**10 * 4**k for k in range(9))  # 1 KiB to 64 MiB
+_SECONDS = 2.0  # that the measurement may take, more or less
+_ROUNDS = 5  # through all candidates; the fastest of each counts
+_SHORT = 2**15  # bytes; what counts as short without a measurement
+_LONG = 2**20  # bytes; what takes twice as long as the best here is not tried with longer buffers
+
+Table = dict[int, str]  # length of the buffer -> route
+
+
+@dataclass
+class Auto(Collective):
+    _routes: list[tuple[int, Collective]] = field(init=False, repr=False, compare=False, default_factory=list)
+    _measured_on: str = field(init=False, repr=False, compare=False, default="")
+
+    def prepare(self, comm: Comm) -> None:
+        place = _describe(comm)
+        if comm.wire == "threads" or comm.size == 1 or place == self._measured_on:
+            return
+        table = _recall(comm, place) or _measure(comm, place)
+        self._routes = [(nbytes, parse(name, Collective)) for nbytes, name in sorted(table.items())]
+        self._measured_on = place
+
+    def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
+        self.choose(buffer.nbytes).run(comm, buffer, tag)
+
+    def choose(self, nbytes: int) -> Collective:
+        """The route for a buffer of so many bytes: that of the nearest length that was tried."""
+        if not self._routes:
+            return parse("butterfly" if nbytes <= _SHORT else "ring", Collective)
+        return min(self._routes, key=lambda pair: max(pair[0], nbytes) / max(1, min(pair[0], nbytes)))[1]
+
+    def cost(self, size: int, nbytes: int, operation: str = "all-reduce") -> Cost:
+        if operation != "all-reduce":
+            raise self.lacks(operation)
+        return self.choose(nbytes).cost(size, nbytes)
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def _measure(comm: Comm, place: str) -> Table:
+    """The fastest candidate for every length there is time for; the same on all workers."""
+    routes = {name: parse(name, Collective) for name in CANDIDATES}
+    for route in routes.values():
+        route.prepare(comm)
+    table: Table = {}
+    spent = torch.zeros(1)
+    for nbytes in SIZES:
+        begun = comm.clock.now()
+        seconds = _time(comm, list(routes.values()), nbytes)
+        table[nbytes] = list(routes)[int(seconds.argmin())]
+        if nbytes >= _LONG:
+            routes = {name: routes[name] for name, s in zip(routes, seconds, strict=True) if s < 2 * seconds.min()}
+        last = torch.full((1,), comm.clock.now() - begun)
+        comm.broadcast(last, tag="control/auto")  # worker 0's watch decides, so that all stop together
+        spent += last
+        if spent + 4 * last > _SECONDS:
+            break
+    _remember(comm, place, table)
+    return table
+
+
+def _time(comm: Comm, routes: list[Collective], nbytes: int) -> Tensor:
+    """Seconds of each route, summed over the workers; the routes take turns."""
+    buffer, in_a_row = torch.zeros(nbytes // 4), max(1, min(8, 2**18 // nbytes))
+    best = torch.full((len(routes),), float("inf"), dtype=torch.float64)
+    for turn in range(_ROUNDS if nbytes <= 2**22 else 2):
+        for index, route in enumerate(routes):
+            comm.barrier()
+            begun = comm.clock.now()
+            for _ in range(in_a_row):
+                route.run(comm, buffer, "control/auto")
+            if turn > 0:  # the first one warms up
+                best[index] = min(float(best[index]), comm.clock.now() - begun)
+    comm.all_reduce(best, tag="control/auto")
+    return best
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _describe(comm: Comm) -> str:
+    """What a measurement holds for: the machines of all workers, how many, and the wire between them."""
+    mine = f"{platform.node()}, {os.cpu_count()} cores"
+    machines = sorted(machine.decode() for machine in comm.gather_bytes(mine.encode(), tag="control/auto"))
+    counted = "; ".join(f"{machines.count(machine)} on {machine}" for machine in dict.fromkeys(machines))
+    return f"{comm.wire}: {counted}"
+
+
+def _file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tutti" / "routes.json"
+
+
+def _recall(comm: Comm, place: str) -> Table:
+    """What worker 0 has in its cache."""
+    text = b""
+    if comm.rank == 0 and not comm.interface:
+        text = json.dumps(_read().get(place, {})).encode()
+    found = json.loads(comm.gather_bytes(text, tag="control/auto")[0] or b"{}")
+    return {int(nbytes): name for nbytes, name in found.items() if name in CANDIDATES}
+
+
+def _remember(comm: Comm, place: str, table: Table) -> None:
+    """In worker 0's cache, where it can be written."""
+    if comm.rank != 0 or comm.interface:
+        return
+    path = _file()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps({**_read(), place: table}, indent=2))
+        draft.rename(path)
+
+
+def _read() -> dict[str, dict[str, str]]:
+    try:
+        found = json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,156 @@
+"""Time against size, both logarithmic, one line per route: the figure of `tutti bench` and `tutti explain`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from tutti.errors import UserError
+from tutti.lab.picture import EDGE, GREY, STYLE, WHITE, line_look
+from tutti.lab.units import format_bytes, format_seconds
+
+FORMATS = (".png", ".svg", ".pdf")
+_DPI = 100
+_MARKS = 8  # on a line with many points
+_MOST_TICKS = 8
+_NOTE_LETTER = 0.061  # inches that a letter of the note takes
+_LEGEND_LETTER, _LEGEND_LINE = 0.085, 0.9  # inches that a letter and the line in front of them take
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line: bytes and seconds of its points, and how it looks."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    look: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    curves: Sequence[Curve]
+    at: float | None = None  # a size to point out
+
+
+def route_curve(label: str, points: Sequence[tuple[float, float]], index: int) -> Curve:
+    return Curve(label, points, line_look(index))
+
+
+def plain_curve(label: str, points: Sequence[tuple[float, float]], dash: str) -> Curve:
+    """What stands beside the routes: a floor, a formula."""
+    return Curve(label, points, {"color": GREY, "linestyle": dash, "linewidth": 1.4})
+
+
+def check_format(path: Path, option: str) -> None:
+    if path.suffix not in FORMATS:
+        raise UserError(f"{option} takes a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {path}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Whole or not at all; the suffix of the path says the format."""
+    draft = path.with_name(f"{path.name}.draft")
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+    try:
+        with matplotlib.rc_context(STYLE):  # how text goes into an SVG is read only now
+            figure.savefig(draft, format=path.suffix.removeprefix("."), dpi=_DPI, metadata=metadata)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def make_figure(panels: Sequence[Panel], title: str, note: str) -> Figure:
+    """The panels in about as many rows as columns, the legend of all at the right, the note below."""
+    with matplotlib.rc_context(STYLE):
+        return _compose(panels, title, note)
+
+
+def _compose(panels: Sequence[Panel], title: str, note: str) -> Figure:
+    columns = math.ceil(math.sqrt(len(panels)))
+    rows = math.ceil(len(panels) / columns)
+    keys = _keys(panels)
+    legend = _LEGEND_LINE + _LEGEND_LETTER * max(len(label) for label in keys)
+    wide, high = (6.4, 4.4) if columns == 1 else (4.6, 3.4)
+    width = wide * columns + legend + 0.3
+    note, lines = _wrap(note, int((width - 0.3) / _NOTE_LETTER))
+    height = high * rows + 0.7 + 0.17 * lines
+    figure = Figure(figsize=(width, height), dpi=_DPI, facecolor=WHITE)
+    FigureCanvasAgg(figure)
+    below = (0.15 + 0.17 * lines) / height
+    figure.set_layout_engine("constrained", rect=(0, below, 1 - legend / width, 1 - below - 0.42 / height), h_pad=0.1)
+    for index, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        _draw_panel(axes, panel, named=len(panels) > 1)
+    figure.text(0.15 / width, 1 - 0.14 / height, title, fontsize=11.5, fontweight="bold", va="top")
+    figure.text(0.15 / width, 0.1 / height, note, fontsize=7.5, color=GREY, va="bottom", linespacing=1.35)
+    corner = (1 - legend / width, 1 - 0.6 / height)
+    handles = [Line2D([], [], label=label, **look) for label, look in keys.items()]
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, frameon=False, handlelength=3.2)
+    return figure
+
+
+def _wrap(text: str, length: int) -> tuple[str, int]:
+    """With lines of at most so many letters, and how many they are."""
+    lines = [part for line in text.split("\n") for part in wrap(line, length) or [""]]
+    return "\n".join(lines), len(lines)
+
+
+def _keys(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
+    """Every label once, in the order in which the lines end on the right, slowest first; plain lines behind them."""
+    ends: dict[str, float] = {}
+    looks: dict[str, dict[str, Any]] = {}
+    for curve in (curve for panel in panels for curve in panel.curves):
+        looks.setdefault(curve.label, curve.look)
+        ends.setdefault(curve.label, curve.points[-1][1])
+    return {label: looks[label] for label in sorted(looks, key=lambda name: ("marker" not in looks[name], -ends[name]))}
+
+
+def _draw_panel(axes: Axes, panel: Panel, named: bool) -> None:
+    for index, curve in enumerate(panel.curves):
+        every = max(1, len(curve.points) // _MARKS)
+        marks = (index * every // len(panel.curves), every)  # lines on top of each other show their marks in turn
+        axes.plot(
+            *zip(*curve.points, strict=True), markevery=marks, zorder=2 if "marker" in curve.look else 3, **curve.look
+        )
+    if panel.at is not None:
+        axes.axvline(panel.at, color=EDGE, linestyle="--", linewidth=1, zorder=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(which="major")
+    sizes = [size for curve in panel.curves for size, _ in curve.points]
+    axes.xaxis.set_major_locator(FixedLocator(_size_ticks(min(sizes), max(sizes))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _trim(format_bytes(size))))
+    times = [seconds for curve in panel.curves for _, seconds in curve.points if seconds > 0]
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(times) / min(times) < 300 else (1,), numticks=12))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: _trim(format_seconds(seconds))))
+    axes.set_xlabel("size of the buffer")
+    axes.set_ylabel("time of one operation")
+    if named:
+        axes.set_title(panel.title, fontsize=9.5, loc="left")
+
+
+def _size_ticks(least: float, most: float) -> list[float]:
+    """Powers of two, as many as can be read; sizes are rounded to whole elements of every worker."""
+    first, last = math.ceil(math.log2(least) - 0.02), math.floor(math.log2(most) + 0.02)
+    step = next(step for step in (1, 2, 5, 10, 20, 50) if last - first < step * _MOST_TICKS)
+    return [2.0**power for power in range(first, last + 1, step)] or [least]
+
+
+def _trim(text: str) -> str:
+    """10.0 ms -> 10 ms."""
+    number, _, unit = text.partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

@@ -1,0 +1,77 @@
+"""The links that you write down: `edge-list(0-1-2+1-3)`, or a file with one link per line.
+
+    edges := way { "+" way },    way := worker "-" worker { "-" worker }
+
+A file has two workers in each line, with a blank, comma or dash between them; what follows a # is not read. Its links
+become the text of the spec, so that neither another worker nor a record needs the file. Everybody must be connected.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from tutti.errors import UserError
+from tutti.topologies.base import Topology, is_connected
+
+_TEXT = re.compile(r"\d+(-\d+)+(\+\d+(-\d+)+)*")
+_LINE = re.compile(r"\s*(\d+)[\s,-]+(\d+)\s*")
+
+
+@dataclass
+class EdgeList(Topology):
+    edges: str = "0-1"
+
+    def __post_init__(self) -> None:
+        if not _TEXT.fullmatch(self.edges):
+            self.edges = _read(self.edges)
+        for one, other in _links(self.edges):
+            if one == other:
+                raise ValueError(f"edges of 'edge-list' link worker {one} with itself")
+
+    def check(self, size: int) -> None:
+        if size == 1:
+            return
+        named = max(max(link) for link in _links(self.edges)) + 1
+        if named != size:
+            raise UserError(f"'{self}' names workers 0 to {named - 1}: it needs {named} workers, not {size}")
+        if not is_connected([self.peers(rank, size) for rank in range(size)]):
+            raise UserError(f"'{self}' leaves some of {size} workers apart from the others: add edges")
+
+    def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
+        if size == 1:
+            return []
+        return sorted({other for link in _links(self.edges) for one, other in (link, link[::-1]) if one == rank})
+
+
+@lru_cache(maxsize=64)
+def _links(edges: str) -> list[tuple[int, int]]:
+    ways = [[int(worker) for worker in way.split("-")] for way in edges.split("+")]
+    return [link for way in ways for link in pairwise(way)]
+
+
+def _read(path: str) -> str:
+    """The links of a file, as they are typed."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        wanted = "neither links such as 0-1-2+1-3 nor a text file with one link per line"
+        raise ValueError(f"edges of 'edge-list' are {wanted}: '{path}'") from None
+    links = []
+    for number, line in enumerate(lines, start=1):
+        said = line.partition("#")[0]
+        if said.strip():
+            links.append(_read_line(said, f"{path}, line {number}"))
+    if not links:
+        raise ValueError(f"{path} holds no link: write two workers in each line, such as 0 1")
+    return "+".join(links)
+
+
+def _read_line(line: str, where: str) -> str:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise ValueError(f"{where}: a link is two workers, such as 0 1, not '{line.strip()}'")
+    return f"{match[1]}-{match[2]}"

@@ -1,0 +1,113 @@
+"""Which route is taken for which length, and that all workers take the same one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from workers import on_tcp, on_threads
+
+from tutti.collectives import auto
+from tutti.collectives.auto import CANDIDATES, Auto
+from tutti.comm.base import Comm
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tutti" / "routes.json"
+
+
+def prepare(comm: Comm) -> list[str]:
+    """The route for each of a few lengths."""
+    route = Auto()
+    route.prepare(comm)
+    return [str(route.choose(nbytes)) for nbytes in (0, 1000, 5000, 10**9)]
+
+
+def test_until_it_has_measured() -> None:
+    assert [str(Auto().choose(nbytes)) for nbytes in (0, 2**15, 2**15 + 4)] == ["butterfly", "butterfly", "ring"]
+
+
+def test_threads_do_not_measure(cache: Path) -> None:
+    assert on_threads(3, prepare) == [["butterfly", "butterfly", "butterfly", "ring"]] * 3
+    assert not cache.exists()
+
+
+def test_the_least_time_of_all_workers_wins_everywhere(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 finds the star fastest, the others the ring; together the ring wins at 4 KiB, the butterfly at 1 KiB."""
+
+    def time(comm: Comm, routes: list[object], nbytes: int) -> torch.Tensor:
+        mine = torch.full((len(routes),), 9.0, dtype=torch.float64)
+        if nbytes == 1024:
+            mine[CANDIDATES.index("butterfly")] = 1.0
+        else:
+            mine[CANDIDATES.index("star" if comm.rank == 0 else "ring")] = 1.0
+        comm.all_reduce(mine)
+        return mine
+
+    monkeypatch.setattr(auto, "_time", time)
+    monkeypatch.setattr(auto, "SIZES", (1024, 4096))
+    assert on_tcp(3, prepare) == [["butterfly", "butterfly", "ring", "ring"]] * 3
+    [(place, table)] = json.loads(cache.read_text()).items()
+    assert table == {"1024": "butterfly", "4096": "ring"}
+    assert place.startswith("tcp: 3 on ")
+
+
+def test_what_is_in_the_cache_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "SIZES", (1024,))
+    first = on_tcp(2, prepare)
+    monkeypatch.setattr(auto, "_time", None)
+    assert on_tcp(2, prepare) == first
+
+
+def test_another_number_of_workers_is_measured_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "SIZES", (1024,))
+    on_tcp(2, prepare)
+    on_tcp(3, prepare)
+    assert len(json.loads(cache.read_text())) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"tcp": 3}'])
+def test_a_broken_cache_is_no_cache(cache: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "SIZES", (1024,))
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert len(set(map(tuple, on_tcp(2, prepare)))) == 1
+
+
+def test_emulated_hosts_leave_no_trace(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "SIZES", (1024,))
+
+    def work(comm: Comm) -> list[str]:
+        comm.interface = "eth0"
+        return prepare(comm)
+
+    on_tcp(2, work)
+    assert not cache.exists()
+
+
+def test_measuring_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0's watch decides for all, whatever the others' say."""
+    monkeypatch.setattr(auto, "_SECONDS", 0.0)
+
+    def work(comm: Comm) -> int:
+        route = Auto()
+        route.prepare(comm)
+        return len(route._routes)
+
+    assert on_tcp(2, work) == [1, 1]
+
+
+def test_what_it_measures_is_right_and_summed_up() -> None:
+    """Every candidate takes a time, and the sum over the workers is everywhere the same."""
+
+    def work(comm: Comm) -> list[float]:
+        routes = [auto.parse(name, auto.Collective) for name in CANDIDATES]
+        return auto._time(comm, routes, 4096).tolist()
+
+    first, second = on_tcp(2, work)
+    assert first == second
+    assert all(0 < seconds < 5 for seconds in first)

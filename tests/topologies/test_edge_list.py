@@ -1,0 +1,67 @@
+"""Links that are typed, or read from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tutti.errors import UserError
+from tutti.spec import SpecError, parse
+from tutti.topologies.base import Topology
+from tutti.topologies.edge_list import EdgeList
+
+
+def test_ways_and_links() -> None:
+    topology = EdgeList("0-1-2+1-3")
+    assert [topology.peers(rank, 4) for rank in range(4)] == [[1], [0, 2, 3], [1], [1]]
+
+
+def test_a_link_that_is_named_twice_is_one_link() -> None:
+    assert EdgeList("0-1+1-0+0-1").peers(0, 2) == [1]
+
+
+def test_a_file_becomes_its_text(tmp_path: Path) -> None:
+    """So that a record or another machine does not need the file."""
+    path = tmp_path / "graph.txt"
+    path.write_text("# a triangle with a tail\n0 1\n1, 2\n\n2-0   # closed\n2\t3\n")
+    topology = parse(f"edge-list({path})", Topology)
+    path.unlink()
+    assert str(topology) == "edge-list(0-1+1-2+2-0+2-3)"
+    assert topology.peers(2, 4) == [0, 1, 3]
+    assert parse(str(topology), Topology) == topology
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("0 1\n2\n", "line 2: a link is two workers, such as 0 1, not '2'"),
+        ("0 one\n", "line 1: a link is two workers, such as 0 1, not '0 one'"),
+        ("# nothing\n", "holds no link: write two workers in each line, such as 0 1"),
+        ("1 1\n", "link worker 1 with itself"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "graph.txt"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=sentence):
+        parse(f"edge-list({path})", Topology)
+
+
+@pytest.mark.parametrize("text", ["0", "0-", "0--1", "a-b", "0-1+", "missing.txt", "/"])
+def test_neither_links_nor_a_file(text: str) -> None:
+    with pytest.raises(SpecError, match="are neither links such as 0-1-2"):
+        parse(f"edge-list({text})", Topology)
+
+
+def test_the_number_of_workers_is_that_of_the_links() -> None:
+    with pytest.raises(UserError, match=r"names workers 0 to 3: it needs 4 workers, not 3"):
+        EdgeList("0-1-2-3").check(3)
+    with pytest.raises(UserError, match=r"names workers 0 to 3: it needs 4 workers, not 8"):
+        EdgeList("0-1-2-3").check(8)
+    EdgeList("0-1-2-3").check(4)
+
+
+def test_nobody_may_be_left_apart() -> None:
+    with pytest.raises(UserError, match="leaves some of 4 workers apart"):
+        EdgeList("0-1+2-3").check(4)

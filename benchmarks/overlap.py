@@ -1,6 +1,7 @@
 """`ddp` against `torch-ddp` and `all-reduce` on a real backward: alternating in one run, medians with their interval.
 
     python benchmarks/overlap.py [--model vgg-11] [--workers 4] [--batch 16] [--rounds 7] [--steps 6]
+    python benchmarks/overlap.py torch-ddp "ddp(bucket=auto)" --network "hosts(1Gbit, cpu=0.45)" --model resnet-18
 
 Every round trains a few steps with each way in turn, on the same workers and the same model; the ratio of a round
 compares neighbours in time, so slow minutes of the machine cancel. The floor is computing alone (`compute`): the step
@@ -17,13 +18,15 @@ from typing import Any
 
 import torch
 
+from tutti.algorithms.gradient_average import GradientAverage
 from tutti.comm.base import Comm
 from tutti.engine import Run, distribute
 from tutti.launch import LaunchOptions, Report, launch
 from tutti.models.base import Model
+from tutti.networks.base import Network
 from tutti.spec import parse
 
-WAYS = ("torch-ddp", "ddp", "all-reduce")
+WAYS = ("torch-ddp", "ddp", "ddp(bucket=auto)", "all-reduce")
 
 
 class Contestant:
@@ -47,6 +50,12 @@ class Contestant:
                 self._backward()
         self.optimizer.zero_grad()
 
+    def settle(self) -> None:
+        """Train until the size of the buckets is fixed."""
+        algorithm = self.run.algorithm
+        while isinstance(algorithm, GradientAverage) and algorithm.tuning:
+            self.step()
+
     def _backward(self) -> None:
         torch.nn.functional.cross_entropy(self.run.model(self.inputs), self.targets).backward()
 
@@ -56,6 +65,8 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds per step of every round, by way, on worker 0."""
     contestants = {way: Contestant(comm, way, model, batch) for way in ways}
+    for contestant in contestants.values():
+        contestant.settle()
     times: dict[str, list[float]] = {way: [] for way in (*ways, "compute")}
     for number in range(rounds + 1):
         for way in times:
@@ -91,12 +102,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--network", default="loopback")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     ways = tuple(args.ways)
     work = (ways, args.model, args.batch, args.rounds, args.steps)
-    rows = summarise(launch(measure, work, LaunchOptions(args.workers), lambda _: None), ways[0])
-    print(f"{args.model}, {args.workers} workers, batch {args.batch}, {args.rounds} rounds of {args.steps} steps")
+    network = parse(args.network, Network)
+    network.enter()
+    with network.open(args.workers) as fabric:
+        times = launch(measure, work, LaunchOptions(args.workers, fabric=fabric), lambda _: None)
+    rows = summarise(times, ways[0])
+    where = f"{args.model}, {args.workers} workers, {network}, batch {args.batch}"
+    print(f"{where}, {args.rounds} rounds of {args.steps} steps")
     print(f"{'way':<40}{'ms/step':>10}{'x ' + ways[0]:>14}{'quartiles':>18}")
     for row in rows:
         low, high = row["quartiles"]

@@ -175,6 +175,37 @@ def test_ctrl_c_once_or_twice_ends_everything(tmp_path: Path, times: int) -> Non
     assert wait_until(lambda: all(map(is_over, workers)))
 
 
+THREADS = """
+import sys
+import torch
+from tutti.launch import LaunchOptions, launch
+
+def compute(comm, report):
+    while True:
+        torch.randn(200, 200) @ torch.randn(200, 200)
+        comm.barrier()
+        report({"event": "step"})
+
+def begin(event):
+    print("begun", flush=True)
+
+try:
+    launch(compute, (), LaunchOptions(3, engine="threads"), begin)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_workers_that_are_threads() -> None:
+    """Before Python does: a thread inside torch would end the process with an abort."""
+    parent = subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    parent.send_signal(signal.SIGINT)
+    _, error = parent.communicate(timeout=20)
+    assert (parent.returncode, error) == (130, b"")
+
+
 # --- other launchers --------------------------------------------------------------------------------------------------
 
 RANK = """

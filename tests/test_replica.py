@@ -10,17 +10,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from training import batch_of, gradients, loss_of, momentum, seeded, set_up, small_model, train_alone, weights
-from workers import on_threads
+from training import (
+    Forked,
+    Tied,
+    adam,
+    batch_of,
+    gradients,
+    loss_of,
+    momentum,
+    seeded,
+    set_up,
+    small_model,
+    train_alone,
+    weights,
+)
+from workers import on_threads, side_by_side
 
 from tutti.comm.base import Comm
 from tutti.errors import UserError
 from tutti.replica import Bucket, Replica
 
 
-def replica_of(model: nn.Module, nbytes: int = 2**20, optimizer: torch.optim.Optimizer | None = None) -> Replica:
+def replica_of(
+    model: nn.Module, nbytes: int = 2**20, optimizer: torch.optim.Optimizer | None = None, first: int | None = None
+) -> Replica:
     replica = Replica(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
-    replica.make_buckets(nbytes, lambda _: None)
+    replica.make_buckets(nbytes, lambda _: None, first)
     return replica
 
 
@@ -170,6 +185,28 @@ def test_buckets_stand_in_the_order_in_which_backward_completes_them() -> None:
     assert completed == sorted(completed)
 
 
+def test_the_first_bucket_may_be_smaller_than_the_others() -> None:
+    # in bytes: 16, 64, 32, 96
+    assert names_of(replica_of(small_model(), 208, first=16)) == [["2.bias"], ["2.weight", "0.bias", "0.weight"]]
+    assert names_of(replica_of(small_model(), 112, first=20)) == [["2.bias"], ["2.weight", "0.bias"], ["0.weight"]]
+    assert names_of(replica_of(small_model(), 208, first=80)) == [["2.bias", "2.weight"], ["0.bias", "0.weight"]]
+    assert names_of(replica_of(small_model(), 208, first=0))[0] == ["2.bias"]
+    assert names_of(replica_of(small_model(), 0, first=0)) == names_of(replica_of(small_model(), 0))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize(("nbytes", "first"), [(300, 100), (300, 300), (1000, 40), (64, 0)])
+def test_no_bucket_is_too_large_whatever_the_groups(groups: int, nbytes: int, first: int) -> None:
+    model = nn.Sequential(*(nn.Linear(1 + k % 3, 2 + k % 4) for k in range(9)))
+    every = list(model.parameters())
+    optimizer = torch.optim.SGD([{"params": every[k::groups]} for k in range(groups)], lr=0.1)
+    replica = replica_of(model, nbytes, optimizer, first)
+    for bucket in replica.buckets:
+        limit = nbytes if bucket.index else first
+        assert len(bucket.parameters) == 1 or sum(p.nbytes for p in bucket.parameters) <= limit
+    assert sorted(name for names in names_of(replica) for name in names) == sorted(dict(model.named_parameters()))
+
+
 class Crossed(nn.Module):
     """Its layers are used in another order than they are listed in."""
 
@@ -216,6 +253,64 @@ def test_what_the_exchange_writes_is_the_gradient_when_backward_returns() -> Non
         loss_of(each, batch_of(0, 0)).backward()
     for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
         assert torch.equal(ours, -2 * theirs)
+
+
+# --- cutting anew ----------------------------------------------------------------------------------------------------
+
+SIZES = (2**20, 0, 80, 112, 79)
+
+
+def test_cutting_anew_keeps_weights_and_gradients_and_leaves_the_old_buffers() -> None:
+    model = small_model()
+    replica = replica_of(model)
+    loss_of(model, batch_of(0, 0)).backward()
+    model[0].bias.grad = None
+    for nbytes in SIZES:
+        (old, *_), weights_before, gradients_before = replica.buckets, weights(model), gradients(model)
+        replica.make_buckets(nbytes, lambda _: None)
+        assert names_of(replica) == names_of(replica_of(small_model(), nbytes))
+        assert torch.equal(weights(model), weights_before)
+        for now, before in zip(gradients(model), gradients_before, strict=True):
+            assert now is before is None or torch.equal(now, before)
+        assert_in_buckets(replica)
+        old.weights.fill_(7), old.grads.fill_(7)
+        assert torch.equal(weights(model), weights_before)
+
+
+def test_cutting_anew_keeps_the_memory_format() -> None:
+    model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    strides = model.weight.stride()
+    replica = replica_of(model)
+    replica.make_buckets(0, lambda _: None)
+    assert model.weight.stride() == strides
+    model(torch.randn(2, 3, 5, 5)).sum().backward()
+    assert_in_buckets(replica)
+
+
+@pytest.mark.parametrize("optimizer", [momentum, adam])
+def test_training_goes_on_as_if_nothing_had_been_cut(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    model, plain = small_model(), small_model()
+    ours, theirs = optimizer(model), optimizer(plain)
+    replica = replica_of(model, optimizer=ours)
+    for nbytes in SIZES:
+        batches = [batch_of(0, step) for step in range(3)]
+        train_alone(model, ours, batches, replica.step)
+        train_alone(plain, theirs, batches)
+        replica.make_buckets(nbytes, lambda _: None)
+        assert torch.equal(weights(model), weights(plain))
+
+
+def test_after_cutting_anew_only_the_new_buckets_are_handed_on_and_once() -> None:
+    model = small_model()
+    replica = Replica(model, momentum(model))
+    old: list[Bucket] = []
+    new: list[Bucket] = []
+    replica.make_buckets(80, old.append)
+    replica.make_buckets(0, new.append)
+    loss_of(model, batch_of(0, 0)).backward()
+    assert old == []
+    assert new == replica.buckets
+    assert all(len(p._post_accumulate_grad_hooks or ()) == 1 for p in model.parameters())
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -289,20 +384,6 @@ def test_pausing_ends_with_an_error_too() -> None:
         raise KeyError
     loss_of(replica.model, batch_of(0, 0)).backward()
     assert replica.exchanged
-
-
-class Forked(nn.Module):
-    """Worker by worker another branch is used; one branch by nobody."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with seeded(5):
-            self.trunk, self.even, self.odd, self.nobody = (nn.Linear(3, 3).double() for _ in range(4))
-        self.branch = "even"
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        branch = {"even": self.even, "odd": self.odd}[self.branch]
-        return branch(self.trunk(inputs).tanh())[:, :2]
 
 
 def forked_gradients(workers: int) -> dict[str, Tensor]:
@@ -388,17 +469,6 @@ def test_frozen_parameters_are_left_alone() -> None:
     loss_of(model, batch_of(0, 0)).backward()
     assert model[0].weight.grad is None
     assert model[0].weight.data_ptr() == before
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        with seeded(7):
-            self.first, self.second = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
-        self.second.weight = self.first.weight
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.second(self.first(inputs).tanh())[:, :2]
 
 
 def test_tied_weights_have_one_place_and_one_gradient() -> None:
@@ -537,6 +607,142 @@ def test_a_local_step_touches_one_bucket_only() -> None:
     assert changed == [False, False, True, False]
 
 
+ELEMENTWISE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    **OPTIMIZERS,
+    "plain": torch.optim.SGD,
+    "amsgrad": lambda groups: torch.optim.Adam(groups, amsgrad=True, weight_decay=0.1),
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.5, centered=True),
+    "nadam": torch.optim.NAdam,
+    "adafactor": torch.optim.Adafactor,
+    "asgd": torch.optim.ASGD,
+    "tensor rate": lambda groups: torch.optim.Adam(
+        [{**group, "lr": torch.tensor(group["lr"], dtype=torch.float64)} for group in groups]
+    ),
+}
+
+
+def step_on_a_thread(replica: Replica, before: Callable[[], None] = lambda: None) -> None:
+    """The step of every bucket, as it was when this was called, after `before`."""
+    settings = [replica.settings_of(bucket) for bucket in replica.buckets]
+
+    def work() -> None:
+        for bucket, each in zip(replica.buckets, settings, strict=True):
+            assert each is not None
+            replica.step_elsewhere(bucket, each)
+
+    before()
+    (done,) = side_by_side(1, lambda _: work() or True)
+    assert done
+
+
+@pytest.mark.parametrize("nbytes", [0, 80, 2**20])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_steps_on_another_thread_equal_one_step(name: str, nbytes: int) -> None:
+    model, plain = small_model(), small_model()
+    ours, theirs = (
+        ELEMENTWISE[name]([{"params": m[0].parameters(), "lr": 0.1}, {"params": m[2].parameters(), "lr": 0.01}])
+        for m in (model, plain)
+    )
+    groups = ours.param_groups
+    replica = replica_of(model, nbytes, ours)
+    batches = [batch_of(0, step) for step in range(4)]
+    train_alone(model, ours, batches, lambda: step_on_a_thread(replica))
+    train_alone(plain, theirs, batches)
+    assert torch.equal(weights(model), weights(plain))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert ours.param_groups is groups
+
+
+@pytest.mark.parametrize("name", ["momentum", "tensor rate"])
+def test_a_step_elsewhere_is_that_of_its_time_whatever_comes_in_between(name: str) -> None:
+    """The schedule's next rate, and gradients that are gone."""
+    model, plain = small_model(), small_model()
+    ours, theirs = (ELEMENTWISE[name]([{"params": m.parameters(), "lr": 0.1}]) for m in (model, plain))
+    replica = replica_of(model, optimizer=ours)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in (ours, theirs)]
+    ours._opt_called = True  # type: ignore[attr-defined]
+
+    def meanwhile() -> None:
+        schedules[0].step()
+        ours.zero_grad(set_to_none=True)
+
+    for step in range(3):
+        for each in (model, plain):
+            each.zero_grad()
+            loss_of(each, batch_of(0, step)).backward()
+        step_on_a_thread(replica, meanwhile)
+        theirs.step()
+        schedules[1].step()
+        assert torch.equal(weights(model), weights(plain))
+        assert gradients(model) == [None] * 4
+
+
+def test_a_step_elsewhere_leaves_out_what_nobody_used() -> None:
+    model, plain = Forked(), Forked()
+    replica = replica_of(model, optimizer=momentum(model))  # its weight decay would move it
+    train_alone(model, replica.optimizer, [batch_of(0, 0)], lambda: step_on_a_thread(replica))
+    train_alone(plain, momentum(plain), [batch_of(0, 0)])
+    assert torch.equal(weights(model), weights(plain))
+
+
+def test_a_step_elsewhere_calls_no_hooks_and_the_optimizers_own_still_does() -> None:
+    model = small_model()
+    replica = replica_of(model)
+    calls: list[int] = []
+    replica.optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+    loss_of(model, batch_of(0, 0)).backward()
+    step_on_a_thread(replica)
+    assert calls == []
+    replica.step()
+    assert calls == [1]
+
+
+def test_autograd_notices_a_step_elsewhere_that_comes_too_early() -> None:
+    model = small_model()
+    replica = replica_of(model)
+    loss_of(model, batch_of(0, 0)).backward()
+    loss = loss_of(model, batch_of(0, 1))
+    step_on_a_thread(replica)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_bucket_that_the_optimizer_does_not_know_has_no_settings() -> None:
+    model = small_model()
+    replica = replica_of(model, optimizer=torch.optim.SGD(model[2].parameters(), lr=0.25))
+    known, unknown = (replica.settings_of(bucket) for bucket in replica.buckets)
+    assert known is not None
+    assert known["lr"] == 0.25
+    assert unknown is None
+
+
+def test_only_torchs_own_optimizers_step_on_each_parameter_alone() -> None:
+    class Mine(torch.optim.SGD):
+        pass
+
+    model = small_model()
+    assert Replica(model, adam(model)).steps_alone()
+    assert not Replica(model, Mine(model.parameters(), lr=0.1)).steps_alone()
+
+
+def test_stepping_is_said_while_it_lasts_and_no_longer() -> None:
+    model = small_model()
+    replica = replica_of(model)
+    seen: list[bool] = []
+
+    def look(*_: object) -> None:
+        seen.append(replica.stepping)
+        if len(seen) == 2:
+            raise KeyError
+
+    replica.optimizer.register_step_pre_hook(look)
+    replica.step()
+    with pytest.raises(KeyError):
+        replica.step()
+    assert (seen, replica.stepping) == ([True, True], False)
+
+
 def test_groups_are_put_back_after_a_failed_step() -> None:
     model = small_model()
     optimizer = momentum(model)
@@ -550,6 +756,176 @@ def test_groups_are_put_back_after_a_failed_step() -> None:
     with pytest.raises(KeyError):
         replica.local_step(replica.buckets[0])
     assert optimizer.param_groups is groups
+
+
+# --- the next forward ------------------------------------------------------------------------------------------------
+
+
+def watch(model: nn.Module, nbytes: int = 0) -> tuple[Replica, Callable[[Callable[[], Any]], list[list[str]]]]:
+    """The replica, and a function that says which parameters a forward asked for, module by module."""
+    replica, asked = replica_of(model, nbytes), []
+    replica.watch_forward(lambda buckets: asked.append([name for i in buckets for name in names_of(replica)[i]]))
+
+    def during(forward: Callable[[], Any]) -> list[list[str]]:
+        asked.clear()
+        forward()
+        return [names for names in asked if names]
+
+    return replica, during
+
+
+def test_every_module_asks_for_its_own_parameters_once_all_have_been_called() -> None:
+    model = small_model()
+    _, during = watch(model)
+    inputs = batch_of(0, 0)[0]
+    first = during(lambda: model(inputs))
+    assert sorted(first[0]) == sorted(dict(model.named_parameters())), "nothing is known yet"
+    assert during(lambda: model(inputs)) == [["0.weight", "0.bias"], ["2.weight", "2.bias"]]
+
+
+def test_a_whole_bucket_comes_with_the_first_of_its_parameters() -> None:
+    model = small_model()
+    replica, during = watch(model, nbytes=2**20)
+    buckets: list[list[int]] = []
+    model(batch_of(0, 0)[0])
+    replica.watch_forward(buckets.append)
+    model(batch_of(0, 0)[0])
+    assert all(set(each) <= {0} for each in buckets)
+
+
+class Attentive(nn.Module):
+    """Attention uses the weights of its last layer without calling it; so does the model with a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.scales = nn.ParameterList([torch.ones(4)])
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.attention(inputs, inputs, inputs)[0] * self.scales[0])
+
+
+ATTENTION = [
+    "attention.in_proj_bias",
+    "attention.in_proj_weight",
+    "attention.out_proj.bias",
+    "attention.out_proj.weight",
+]
+
+
+def test_modules_that_are_never_called_come_with_the_one_that_uses_them() -> None:
+    model, inputs = Attentive(), torch.randn(3, 2, 4)
+    _, during = watch(model)
+    during(lambda: model(inputs))
+    root, attention, last = during(lambda: model(inputs))
+    assert root == ["scales.0"]
+    assert sorted(attention) == ATTENTION
+    assert last == ["last.weight", "last.bias"]
+
+
+def test_modules_that_are_never_called_come_also_when_the_model_itself_is_not_called() -> None:
+    model, inputs = Attentive(), torch.randn(3, 2, 4)
+    _, during = watch(model)
+    for _ in range(2):
+        (asked,) = during(lambda: model.attention(inputs, inputs, inputs))
+        assert sorted(asked) == ATTENTION
+
+
+def test_a_module_that_is_called_for_the_first_time_came_with_the_model_until_then() -> None:
+    model = Forked()
+    _, during = watch(model)
+    inputs = batch_of(0, 0)[0]
+    for _ in range(2):
+        asked = during(lambda: model(inputs))
+    assert asked[0] == ["odd.weight", "odd.bias", "nobody.weight", "nobody.bias"]
+    assert asked[1:] == [["trunk.weight", "trunk.bias"], ["even.weight", "even.bias"]]
+    model.branch = "odd"
+    assert during(lambda: model(inputs))[0] == ["odd.weight", "odd.bias", "nobody.weight", "nobody.bias"]
+    assert during(lambda: model(inputs)) == [
+        ["nobody.weight", "nobody.bias"],
+        ["trunk.weight", "trunk.bias"],
+        ["odd.weight", "odd.bias"],
+    ]
+
+
+def test_tied_weights_are_asked_for_by_both() -> None:
+    model = Tied()
+    _, during = watch(model)
+    during(lambda: model(batch_of(0, 0)[0]))
+    asked = during(lambda: model(batch_of(0, 0)[0]))
+    assert asked == [["first.weight", "first.bias"], ["first.weight", "second.bias"]]
+
+
+@pytest.mark.parametrize("gradients_wanted", [True, False])
+def test_evaluation_asks_for_everything_before_it_begins(gradients_wanted: bool) -> None:
+    """torch's transformer has a short cut for it, where none of its parts is called."""
+    model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    _, during = watch(model)
+    inputs, every = torch.randn(3, 2, 4), sorted(dict(model.named_parameters()))
+
+    def evaluate() -> None:
+        with torch.set_grad_enabled(gradients_wanted):
+            model(inputs)
+
+    model.eval()
+    during(evaluate)
+    model.train()
+    assert sorted(during(lambda: model(inputs))[0]) == every, "what evaluation calls is no promise"
+    assert sorted(during(lambda: model(inputs))[0]) != every
+    model.eval()
+    assert sorted(during(evaluate)[0]) == every
+
+
+def test_a_weight_that_a_hook_computes_is_asked_for_before() -> None:
+    model = small_model()
+    nn.utils.prune.identity(model[0], "weight")  # weight = weight_orig * mask, in a hook before forward
+    events: list[str] = []
+    model[0].register_forward_pre_hook(lambda *_: events.append("the user's own"), prepend=True)
+    replica = replica_of(model)
+    replica.watch_forward(lambda _: events.append("asked"))
+    model[0](batch_of(0, 0)[0])
+    assert events == ["asked", "the user's own"]
+
+
+def test_what_is_asked_for_follows_a_new_cut() -> None:
+    model = small_model()
+    replica, during = watch(model)
+    for nbytes in (0, 80, 2**20):
+        replica.make_buckets(nbytes, lambda _: None)
+        during(lambda: model(batch_of(0, 0)[0]))
+        asked = during(lambda: model(batch_of(0, 0)[0]))
+        assert {name for names in asked for name in names} == set(dict(model.named_parameters()))
+
+
+def test_frozen_parameters_are_not_asked_for() -> None:
+    model = small_model()
+    model[0].weight.requires_grad_(False)
+    _, during = watch(model)
+    during(lambda: model(batch_of(0, 0)[0]))
+    assert during(lambda: model(batch_of(0, 0)[0])) == [["0.bias"], ["2.weight", "2.bias"]]
+
+
+def test_after_close_nobody_is_asked() -> None:
+    model = small_model()
+    replica, during = watch(model)
+    replica.close()
+    assert during(lambda: model(batch_of(0, 0)[0])) == []
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_forward_does_not_read_is_not_watched() -> None:
+    """What only the optimizer knows may be used anywhere; of what it does not know the gradients may be."""
+    model, scale = small_model(), nn.Parameter(torch.ones(2, dtype=torch.float64))
+    optimizer = torch.optim.SGD([*model[2].parameters(), scale], lr=0.1)
+    replica = replica_of(model, 0, optimizer)
+    watched = [names for i, names in enumerate(names_of(replica)) if i in replica.watched()]
+    assert watched == [["2.bias"], ["2.weight"]]
+    replica.make_buckets(2**20, lambda _: None)
+    assert replica.watched() == set(), "scale lies in the same bucket as the last layer"
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
 
 
 def test_after_close_the_model_trains_as_before() -> None:

@@ -128,6 +128,24 @@ def test_none_stands_where_a_member_or_number_may_be_left_out(creature: type[Mem
     assert parse("sea-horse(limit=none)", creature) == parse("sea-horse", creature)
 
 
+@pytest.mark.parametrize(
+    ("word", "value", "written"),
+    [("auto", "auto", "auto"), ("0", 0, "0"), ("7", 7, "7B"), ("25MiB", 25 * 2**20, "25MiB"), ("1e3B", 1000, "1KB")],
+)
+def test_a_word_may_stand_beside_a_size(word: str, value: Any, written: str, creature: type[Member]) -> None:
+    horse: Any = parse(f"sea-horse(reach={word})", creature)
+    assert horse.reach == value
+    assert str(horse) == f"sea-horse(reach={written})"
+    assert parse(str(horse), creature) == horse
+
+
+def test_choices_that_may_be_left_out(creature: type[Member]) -> None:
+    horse: Any = parse("sea-horse(colour=blue)", creature)
+    assert (horse.colour, str(horse)) == ("blue", "sea-horse(colour=blue)")
+    assert parse("sea-horse(colour=none)", creature) == parse("sea-horse", creature)
+    refuse("sea-horse(colour=«green»)", creature, "colour of 'sea-horse' is one of red, blue, not 'green'")
+
+
 # --- numbers with units ----------------------------------------------------------------------------------------------
 
 
@@ -232,6 +250,7 @@ def built_specs() -> list[tuple[str, type[Member]]]:
     averages = [f"all-reduce({route}, {combine})" for route in routes for combine in names("aggregators")]
     algorithms = [f"gradient-average({exchange})" for exchange in averages]
     algorithms += [f"gradient-average(bucket={size}, overlap={way})" for size in SIZES for way in ("true", "false")]
+    algorithms += [f"gradient-average(update=bucket, wait={when})" for when in ("backward", "forward")]
     algorithms += [f"{preset}(bucket=1234B)" for preset in PRESETS] + list(PRESETS) + names("algorithms")
     return [
         *((text, Algorithm) for text in algorithms),
@@ -242,7 +261,7 @@ def built_specs() -> list[tuple[str, type[Member]]]:
 
 
 WAYS = ("all-reduce", "reduce-broadcast", "all-gather", "gather-scatter")
-SIZES = ("0", "1", "1KB", "1KiB", "25MiB", "123456789", "1.5GiB")
+SIZES = ("auto", "0", "1", "1KB", "1KiB", "25MiB", "123456789", "1.5GiB")
 
 
 @pytest.mark.parametrize(("text", "base"), built_specs())
@@ -259,6 +278,9 @@ def test_round_trip(text: str, base: type[Member]) -> None:
         ("ddp()", "gradient-average(all-reduce(ring))"),
         ("ddp(bucket=4MiB)", "gradient-average(all-reduce(ring))"),
         ("ddp(bucket=0)", "gradient-average(all-reduce(ring), bucket=0)"),
+        ("ddp(bucket=auto)", "gradient-average(all-reduce(ring), bucket=auto)"),
+        ("ddp(update=bucket, wait=forward)", "gradient-average(all-reduce(ring), update=bucket, wait=forward)"),
+        ("ddp(update=whole, wait=backward)", "gradient-average(all-reduce(ring))"),
         ("ring(overlap=true)", "gradient-average(all-reduce(ring))"),
         ("all-reduce", "gradient-average(all-reduce(native), bucket=0, overlap=false)"),
         ("ddp(exchange=all-reduce(star, mean))", "gradient-average(all-reduce(star, mean))"),
@@ -320,7 +342,8 @@ def test_unknown_names_suggest_the_nearest() -> None:
     refuse("gradient-average:all-reduce:«rnig»", Algorithm, "did you mean 'ring'?")
     refuse("all-reduce(combine=«man»)", Exchange, "there is no aggregator 'man'", "did you mean 'mean'?")
     refuse("«12»", Algorithm, "there is no algorithm or preset '12'")
-    refuse("«qqqq»", Collective, "there is no collective 'qqqq'; there is all-gather, native, ring, ring-reduce, star")
+    there = ", ".join(sorted([*names("collectives"), *presets.ROUTES]))
+    refuse("«qqqq»", Collective, f"there is no collective 'qqqq'; there is {there}")
 
 
 def test_a_collective_where_an_exchange_should_stand() -> None:
@@ -334,11 +357,14 @@ def test_a_preset_inside_is_no_name() -> None:
 
 
 def test_wrong_types() -> None:
-    refuse("ddp(bucket=«large»)", Algorithm, "bucket of 'ddp' takes a size such as 25MiB, not 'large'")
+    refuse("ddp(bucket=«large»)", Algorithm, "bucket of 'ddp' takes a size such as 25MiB, or auto, not 'large'")
+    refuse("allreduce-model(bucket=«large»)", Algorithm, "takes a size such as 25MiB, not 'large'")
+    refuse("allreduce-model(bucket=«auto»)", Algorithm, "takes a size such as 25MiB, not 'auto'")
     refuse("ddp(overlap=«1»)", Algorithm, "overlap of 'ddp' is one of true, false, not '1'")
     refuse("ddp(bucket=«1MiB»(2))", Algorithm, "bucket of 'ddp' takes a plain value, not '1MiB(...)'")
     refuse("gradient-average(«25MiB»)", Algorithm, "there is no exchange '25MiB'")
-    refuse("gradient-average(all-reduce, «ring»)", Algorithm, "takes a size such as 25MiB, not 'ring'")
+    refuse("ddp(bucket=«auto»(2))", Algorithm, "bucket of 'ddp' takes a plain value, not 'auto(...)'")
+    refuse("gradient-average(all-reduce, «ring»)", Algorithm, "takes a size such as 25MiB, or auto, not 'ring'")
     refuse("star(«1.5»)", Collective, "root of 'star' takes a whole number such as 8, not '1.5'")
     refuse("native(«bcast»)", Collective, "by of 'native' is one of all-reduce, reduce-broadcast")
 
@@ -369,7 +395,7 @@ def test_hyphens_in_what_is_said_about_parameters(creature: type[Member]) -> Non
 def test_missing_and_too_many(creature: type[Member]) -> None:
     refuse("«whale»", creature, "'whale' needs years, as in whale(years=...)")
     refuse("whale(1, «whale»(2))", creature, "'whale' needs first-calf")
-    refuse("gradient-average(all-reduce, 1, true, «4»)", Algorithm, "'gradient-average' takes at most 3 arguments")
+    refuse("model-average(all-reduce, 1, «4»)", Algorithm, "'model-average' takes at most 2 arguments")
     refuse("star(0, «1»)", Collective, "'star' takes at most 1 argument")
     refuse("single(«1»)", Algorithm, "'single' takes no arguments")
 
@@ -387,6 +413,9 @@ def test_presets_take_named_arguments_only() -> None:
 def test_what_a_member_refuses_itself(creature: type[Member], monkeypatch: pytest.MonkeyPatch) -> None:
     refuse("gradient-average(all-reduce(«ring»(segment=4)))", Algorithm, "segment of 'ring' must be at least 8 bytes")
     refuse("«sea-horse»(seed=13)", creature, "13 brings bad luck")
+    refuse("«ddp»(wait=forward)", Algorithm, "wait=forward needs update=bucket and overlap")
+    refuse("«ring»(update=bucket, wait=forward)", Algorithm, "wait=forward needs update=bucket and overlap")
+    refuse("«gradient-average»(overlap=false, update=bucket)", Algorithm, "update=bucket needs overlap: each bucket")
     monkeypatch.setattr(member_class(Algorithm, "gradient-average"), "__init__", _refuse_small_buckets)
     refuse("«ddp»(bucket=1)", Algorithm, "too small")
 
@@ -479,6 +508,8 @@ def _random_creature(drawn: random.Random, base: type[Member], depth: int) -> Me
         "even_number": drawn.choice([True, False]),
         "mood": drawn.choice(["calm", "wild"]),
         "limit": drawn.choice([None, drawn.randint(-9, 9)]),
+        "reach": drawn.choice(["auto", drawn.randint(0, 2**40)]),
+        "colour": drawn.choice([None, "red", "blue"]),
     }
     chosen = {key: value for key, value in values.items() if drawn.random() < 0.5}
     return cls(**chosen) if name == "sea-horse" else cls()

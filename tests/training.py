@@ -41,6 +41,33 @@ def normed_model(seed: int = 0) -> nn.Sequential:
         return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
 
 
+class Forked(nn.Module):
+    """Worker by worker another branch is used; one branch by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(5):
+            self.trunk, self.even, self.odd, self.nobody = (nn.Linear(3, 3).double() for _ in range(4))
+        self.branch = "even"
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        branch = {"even": self.even, "odd": self.odd}[self.branch]
+        return branch(self.trunk(inputs).tanh())[:, :2]
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(7):
+            self.first, self.second = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.second(self.first(inputs).tanh())[:, :2]
+
+
 def batch_of(worker: int, step: int, samples: int = 4, dtype: torch.dtype = torch.float64) -> Batch:
     """What this worker sees at this step."""
     generator = torch.Generator().manual_seed(1000 * worker + step)

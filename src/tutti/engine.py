@@ -194,6 +194,13 @@ class Run:
 
     def close(self) -> None:
         """Take the hooks off and let go of the wire; the model and the optimizer are the user's again."""
+        try:
+            if not self._closed:
+                self.algorithm.drain()  # which may be the first to hear that the last step failed
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         if self._closed:
             return
         self._closed = True
@@ -210,7 +217,10 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self._let_go()
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
 

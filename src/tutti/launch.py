@@ -39,6 +39,7 @@ from tutti.networks.base import Door, Fabric
 Report = Callable[[dict[str, Any]], None]  # how worker 0 tells the outside what is going on
 Result = TypeVar("Result", covariant=True)
 
+_THREADS_END = 10.0  # seconds that an interrupted worker, which is a thread, may take to notice
 _GRACE = 0.6  # seconds a worker that lost a peer waits, so that the peer's own error is found first
 
 
@@ -154,10 +155,17 @@ def _on_threads(
     results: dict[int, Result] = {}
     errors: list[tuple[int, BaseException]] = []
 
+    interrupted = threading.Event()
+
+    def report(event: dict[str, Any]) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        listener(event)
+
     def work(rank: int) -> None:
         here.comm = world.comm(rank)
         try:
-            results[rank] = function(here.comm, listener if rank == 0 else _say_nothing, *args)
+            results[rank] = function(here.comm, report if rank == 0 else _say_nothing, *args)
         except BaseException as error:
             errors.append((rank, error))
             world.abort(rank)
@@ -166,8 +174,15 @@ def _on_threads(
         threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(options.workers)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            interrupted.set()
+            for rank, thread in enumerate(threads):  # Python cannot end while they are inside torch
+                world.abort(rank)
+                thread.join(_THREADS_END)
+            raise
     if errors:
         rank, error = min(errors, key=lambda e: isinstance(e[1], PeerLost))
         raise Failure.of(rank, error, 0.0).error() from error

@@ -2,16 +2,19 @@
 
 Parameters become views of flat weight buffers (their memory format kept), gradients views of flat gradient buffers.
 Buckets are filled in reverse order of the parameters, as backward produces them, and handed on in bucket order as soon
-as they are full; when backward ends, the rest is handed on and `on_end` is called, so everything is complete when
-`backward()` returns. `zero_grad()` detaches the gradients from their buffers; the next backward puts them back.
+as they are full; when backward ends, the rest is handed on and `on_end` is called, which waits for whatever is to be
+complete when `backward()` returns. `zero_grad()` detaches the gradients from their buffers; the next backward puts them
+back.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -64,11 +67,25 @@ class Bucket:
             self.unused.append(position)
         self.missing = set()
 
+    def is_used(self, position: int) -> bool:
+        """After the exchange: whether any worker had a gradient for this parameter."""
+        return position not in self.unused or bool(self.grads[self.layout.numel + position] != 0)
+
     def adopt(self) -> None:
         """After the exchange: a parameter that only others used has a gradient too; one that nobody used has none."""
         for position in self.unused:
-            if self.grads[self.layout.numel + position] != 0:
+            if self.is_used(position):
                 self.parameters[position].grad = self.views[position]
+
+    def forget(self) -> None:
+        """The parameters have no gradients any more; the bucket keeps them."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @cached_property
+    def stand_ins(self) -> list[Tensor]:
+        """The same weights with a `grad` of their own; autograd notices what is written through them."""
+        return [parameter.detach() for parameter in self.parameters]
 
 
 class Replica:
@@ -206,11 +223,29 @@ class Replica:
         finally:
             self.optimizer.param_groups = groups
 
-    def step_elsewhere(self, bucket: Bucket, group: dict[str, Any]) -> None:
-        """The same on any thread, with these values of the group; the user's optimizer is not touched but its state."""
-        beside = copy.copy(self.optimizer)
-        beside.param_groups = [{**group, "params": bucket.parameters}]
-        beside.step()
+    def settings_of(self, bucket: Bucket) -> dict[str, Any] | None:
+        """The bucket's group as it is now, to step with later: a schedule changes it, tensors even in place."""
+        if bucket.group is None:
+            return None
+        group = self.optimizer.param_groups[bucket.group]
+        return {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items()}
+
+    def step_elsewhere(self, bucket: Bucket, settings: dict[str, Any]) -> None:
+        """The same on any thread, with these settings and the bucket's gradients, whatever becomes of `grad` meanwhile;
+        the user's optimizer is not touched but its state."""
+        for position, stand_in in enumerate(bucket.stand_ins):
+            stand_in.grad = bucket.views[position] if bucket.is_used(position) else None
+        pairs = list(zip(bucket.parameters, bucket.stand_ins, strict=True))
+        state = self.optimizer.state
+        self._beside.state = defaultdict(dict, {stand_in: state[p] for p, stand_in in pairs if p in state})
+        self._beside.param_groups = [{**settings, "params": bucket.stand_ins}]
+        self._beside.step()
+        state.update({p: self._beside.state[stand_in] for p, stand_in in pairs if stand_in in self._beside.state})
+
+    @cached_property
+    def _beside(self) -> torch.optim.Optimizer:
+        """An optimizer of the same kind, without the hooks."""
+        return copy.copy(self.optimizer)
 
     def steps_alone(self) -> bool:
         """Whether a parameter's step needs that parameter only: torch's own optimizers; one from elsewhere may look at
@@ -222,17 +257,31 @@ class Replica:
     def watch_forward(self, on_forward: Callable[[list[int]], None]) -> None:
         """Before a module's forward, hand on which buckets its own parameters lie in.
 
-        Some modules are never called, since another one uses their parameters: those come with the whole model's.
+        Some modules inside are never called, since the one around them uses their parameters: those come with its own.
+        Evaluation may go other ways than training (torch's transformers do), so all buckets come with its first module.
         """
         called: set[nn.Module] = set()
+        read: dict[nn.Module, list[nn.Parameter]] = {}
 
         def before(module: nn.Module, _: Any) -> None:
-            called.add(module)
-            modules = [m for m in self.model.modules() if m not in called] if module is self.model else []
-            owned = [p for m in (module, *modules) for p in m.parameters(recurse=False)]
-            on_forward([self._places[p][0].index for p in owned if p in self._places])
+            if not (self.model.training and torch.is_grad_enabled()):
+                on_forward([bucket.index for bucket in self.buckets])
+                return
+            if module not in called:
+                called.add(module)
+                read.clear()
+            if module not in read:
+                modules = [m for m in module.modules() if m is module or m not in called]
+                read[module] = [p for m in modules for p in m.parameters(recurse=False)]
+            on_forward([self._places[p][0].index for p in read[module] if p in self._places])
 
-        self._doors = [module.register_forward_pre_hook(before) for module in self.model.modules()]
+        # in front of hooks that compute weights, such as those of nn.utils.prune
+        self._doors = [module.register_forward_pre_hook(before, prepend=True) for module in self.model.modules()]
+
+    def watched(self) -> set[int]:
+        """The buckets that nothing but forward reads: the optimizer steps on all of it, and modules own all of it."""
+        owned = set(self.model.parameters())
+        return {b.index for b in self.buckets if b.group is not None and owned.issuperset(b.parameters)}
 
     def close(self) -> None:
         _remove(self._hooks)

@@ -254,6 +254,7 @@ class _Builder:
 
     def value(self, node: _Node, kind: Any, what: str) -> Any:
         kind, marks = unwrap(kind)
+        words: dict[str, Any] = {}
         if typing.get_origin(kind) in (Union, types.UnionType):
             kind, marks, words = parts_of(kind)
             if node.word in words and not node.args:
@@ -270,7 +271,7 @@ class _Builder:
             return node.word
         if any(isinstance(mark, Shape) for mark in marks):
             return self.shape(node, what)
-        return self.number(node, kind, marks, what)
+        return self.number(node, kind, marks, what, list(words))
 
     def choice(self, node: _Node, choices: list[str], what: str) -> str:
         if node.word not in choices:
@@ -282,12 +283,13 @@ class _Builder:
             raise self.error(f"{what} takes sizes such as 3x32x32, not '{node.word}'", node)
         return tuple(int(size) for size in node.word.split("x"))
 
-    def number(self, node: _Node, kind: Any, marks: tuple[Any, ...], what: str) -> float:
+    def number(self, node: _Node, kind: Any, marks: tuple[Any, ...], what: str, words: list[str]) -> float:
         unit = next((m for m in marks if isinstance(m, Unit)), Unit("a number", (), "8" if kind is int else "0.1"))
         number = unit.parse(node.word)
         if number is None or (kind is int and number != int(number)):
             noun = "a whole number" if kind is int and not unit.scales else unit.noun
-            raise self.error(f"{what} takes {noun} such as {unit.example}, not '{node.word}'", node)
+            beside = f", or {' or '.join(words)}," if words else ","
+            raise self.error(f"{what} takes {noun} such as {unit.example}{beside} not '{node.word}'", node)
         for bounds in (m for m in reversed(marks) if isinstance(m, Range)):  # the field's own first, then its kind's
             if not bounds.least <= number <= bounds.most:
                 raise self.error(f"{what} must be {bounds.describe(unit)}, not {node.word}", node)
@@ -394,15 +396,13 @@ def unwrap(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def parts_of(union: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """A union's kind and its marks, and the words that stand beside it: `none`, and those of a Literal."""
+    """A union's kind and its marks, and the words that stand beside it: those of a Literal, and `none`."""
     kinds = [unwrap(kind) for kind in typing.get_args(union)]
-    words = {
-        str(word): word for kind, _ in kinds if typing.get_origin(kind) is Literal for word in typing.get_args(kind)
-    }
-    if any(kind is type(None) for kind, _ in kinds):
-        words["none"] = None
-    plain = [pair for pair in kinds if pair[0] is not type(None) and typing.get_origin(pair[0]) is not Literal]
-    return (*plain[0], words)
+    others = [pair for pair in kinds if pair[0] is not type(None)]
+    plain = [pair for pair in others if typing.get_origin(pair[0]) is not Literal]
+    literals = [kind for kind, _ in others if typing.get_origin(kind) is Literal] if plain else []
+    words = {str(word): word for kind in literals for word in typing.get_args(kind)}
+    return (*(plain or others)[0], words | ({"none": None} if len(others) < len(kinds) else {}))
 
 
 def format_value(value: Any, kind: Any) -> str:

@@ -49,7 +49,7 @@ def test_anything_else_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_on_standard_output_is_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["catalogue", "ring", "--json", "-"]) == 0
-    presets, collectives = json.loads(capsys.readouterr().out)
+    presets, collectives, _ = json.loads(capsys.readouterr().out)
     assert presets["pages"][0]["spec"] == "gradient-average(all-reduce(ring), overlap=false)"
     assert collectives["pages"][0]["parameters"] == [{"name": "segment", "kind": "size", "default": "2MiB"}]
     assert set(collectives["pages"][0]["prices"][0]) == {"spec", "workers", "rounds", "busiest", "total"}

@@ -29,6 +29,8 @@ class SeaHorse(Creature):
     label: str = "none-yet"
     limit: int | None = None
     small: Annotated[Bytes, Range(least=8)] = 64
+    reach: Bytes | Literal["auto"] = 2**10
+    colour: Literal["red", "blue"] | None = None
 
     def __post_init__(self) -> None:
         if self.seed == 13:

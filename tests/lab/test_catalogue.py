@@ -31,7 +31,7 @@ from tutti.lab.catalogue import (
     tabulate,
 )
 from tutti.lab.docstrings import shorten_paper
-from tutti.presets import PRESETS
+from tutti.presets import PRESETS, ROUTES
 from tutti.spec import Bytes, Count, Member, Range, Rate, Seconds, Sizes, names, parse
 from tutti.tasks.base import Task
 
@@ -69,6 +69,9 @@ def only(chapters: list[Chapter], axis: str, name: str) -> Page:
         (Sizes, "sizes such as 3x32x32"),
         (Literal["a", "b"], "one of a | b"),
         (int | None, "whole number, or none"),
+        (Bytes | Literal["auto"], "size, or auto"),
+        (Annotated[Bytes, Range(least=8)] | Literal["auto", "all"] | None, "size, at least 8B, or auto or all or none"),
+        (Literal["a", "b"] | None, "one of a | b, or none"),
         (Collective, "part from collectives"),
     ],
 )
@@ -81,7 +84,7 @@ def test_kinds_in_words(kind: Any, words: str) -> None:
 
 def test_a_route(chapters: list[Chapter]) -> None:
     page = only(chapters, "collectives", "ring")
-    assert page.rule.startswith("rounds 2(n-1), bytes")
+    assert page.rule.startswith("all-reduce       rounds 2(n-1), bytes")
     assert page.parameters == (Parameter("segment", "size", "2MiB"),)
     assert page.traits == ("only partial sums travel: linear aggregators work",)
     assert page.file == "collectives/ring.py"
@@ -109,11 +112,19 @@ def test_an_algorithm_and_its_parts(chapters: list[Chapter]) -> None:
     assert page.spec == "gradient-average(all-reduce(ring))"
     assert Parameter("exchange", "part from exchanges", "all-reduce(ring)") in page.parameters
     assert Parameter("overlap", "true or false", "true") in page.parameters
-    assert [shorten_paper(paper) for paper in page.papers] == ["Goyal et al. 2017", "Li et al. 2020"]
+    assert Parameter("bucket", "size, or auto", "4MiB") in page.parameters
+    assert [shorten_paper(paper) for paper in page.papers] == ["Goyal et al. 2017", "Li et al. 2020", "Peng et al. 2019"]
+
+
+def test_a_trait_that_one_choice_changes_names_the_choice(chapters: list[Chapter]) -> None:
+    traits = only(chapters, "algorithms", "gradient-average").traits
+    assert [each for each in traits if each.startswith("not deterministic")] == [
+        "not deterministic: the same run twice may give other bits (gradient-average(all-reduce(ring), bucket=auto))"
+    ]
 
 
 def test_traits_are_silent_where_there_is_nothing_to_say(chapters: list[Chapter]) -> None:
-    assert len(only(chapters, "algorithms", "gradient-average").traits) == 1
+    assert len(only(chapters, "algorithms", "model-average").traits) == 1
     assert "runs on one worker, with the whole batch" in only(chapters, "algorithms", "single").traits
     assert only(chapters, "aggregators", "mean").traits == ("linear: works on every route",)
 
@@ -145,8 +156,8 @@ def creatures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_axes_come_in_a_fixed_order_with_the_presets_behind_the_algorithms(chapters: list[Chapter]) -> None:
     order = [chapter.axis for chapter in chapters]
-    assert order[:7] == ["algorithms", "presets", "exchanges", "collectives", "aggregators", "models", "tasks"]
-    assert [page.name for page in chapters[1].pages] == list(PRESETS)
+    assert order[:6] == ["algorithms", "presets", "exchanges", "collectives", "topologies", "aggregators"]
+    assert [page.name for page in chapters[1].pages] == [*PRESETS, *ROUTES]
     for chapter in chapters:
         assert chapter.axis == "presets" or [page.name for page in chapter.pages] == names(chapter.axis)
 
@@ -162,7 +173,7 @@ def test_a_folder_with_a_base_is_an_axis_behind_the_known_ones() -> None:
 def test_an_axis_says_what_it_is_and_where_its_members_stand(chapters: list[Chapter]) -> None:
     collectives = next(chapter for chapter in chapters if chapter.axis == "collectives")
     assert collectives.summary == "Make everybody's buffer the sum of all, in place."
-    assert collectives.parts == ("route of all-reduce",)
+    assert collectives.parts[0] == "route of all-reduce"
     exchanges = next(chapter for chapter in chapters if chapter.axis == "exchanges")
     assert exchanges.parts[0].startswith("exchange of gradient-average")
 
@@ -182,11 +193,12 @@ def found(chapters: list[Chapter], wanted: str) -> list[tuple[str, str]]:
 def test_an_axis_is_chosen_whole(chapters: list[Chapter]) -> None:
     assert [name for _, name in found(chapters, "aggregators")] == names("aggregators")
     assert [name for _, name in found(chapters, "algorithms")] == [*names("algorithms"), *PRESETS]
-    assert [name for _, name in found(chapters, "presets")] == list(PRESETS)
+    assert [name for _, name in found(chapters, "collectives")] == [*names("collectives"), *ROUTES]
+    assert [name for _, name in found(chapters, "presets")] == [*PRESETS, *ROUTES]
 
 
 def test_a_name_is_found_on_every_axis_that_has_it(chapters: list[Chapter]) -> None:
-    assert found(chapters, "ring") == [("presets", "ring"), ("collectives", "ring")]
+    assert found(chapters, "ring") == [("presets", "ring"), ("collectives", "ring"), ("topologies", "ring")]
     assert found(chapters, "lenet-5") == [("models", "lenet-5")]
 
 

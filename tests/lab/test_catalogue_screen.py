@@ -47,7 +47,7 @@ def test_the_overview_has_papers_costs_and_what_presets_stand_for(chapters: list
 
 
 def test_an_axis_without_papers_has_no_column_for_them(chapters: list[Chapter]) -> None:
-    assert "paper" not in show(make_overview(select(chapters, "aggregators")))
+    assert "paper" not in show(make_overview(select(chapters, "networks")))
 
 
 @WIDTHS

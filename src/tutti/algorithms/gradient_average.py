@@ -11,9 +11,10 @@ workers (which one depends on the day, and with it the rounding of the sums).
 
 `update=bucket` lets the optimizer step on a bucket as soon as its gradient is there, on the lane. With `wait=forward`
 backward does not wait for the rest either: the next forward waits, layer by layer. Both are for loops that do nothing
-with the gradients between `backward()` and `run.step()`, such as clipping; with `wait=forward` weights that are not
-read through a module's forward (a plain `model.state_dict()`) may still be those of the last step: use
-`run.state_dict()`.
+with the gradients between `backward()` and `run.step()`, such as clipping, and nothing around the optimizer's step (its
+hooks are not called). With `wait=forward` there are no gradients behind `run.step()`, as behind `zero_grad()`, and
+weights that are not read through a module's forward (a plain `model.state_dict()`) may still be those of the last step:
+use `run.state_dict()`.
 
 Paper: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017); Li et al., "PyTorch
 distributed: experiences on accelerating data parallel training" (2020), for buckets and overlap; Peng et al., "A
@@ -22,6 +23,7 @@ generic communication scheduler for distributed DNN training acceleration" (2019
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -57,6 +59,11 @@ class GradientAverage(Algorithm):
     def deterministic(self) -> bool:  # type: ignore[override]
         return self.bucket != "auto"
 
+    @property
+    def tuning(self) -> bool:
+        """Whether the size of the buckets is still being looked for."""
+        return self._tuner is not None
+
     def setup(self, replica: Replica, lane: Lane) -> None:
         if self.update == "bucket" and not replica.steps_alone():
             kind = type(replica.optimizer).__name__
@@ -65,16 +72,15 @@ class GradientAverage(Algorithm):
             )
         self._replica, self._lane = replica, lane
         self._pending: dict[int, Pending] = {}  # by bucket
-        self._ready: list[Bucket] = []
+        self._ready: list[Callable[[], None]] = []
         self._waited = 0.0
         replica.scale_of = lambda bucket: self._exchanges[bucket.index].scale(replica.samples)
-        replica.on_begin = self.drain
-        total = sum(p.nbytes for p in replica.model.parameters() if p.requires_grad)
-        self._tuner = Tuner(find_sizes(total)) if self.bucket == "auto" else None
+        replica.on_begin = self._begin
+        self._tuner = self._make_tuner() if self.bucket == "auto" else None
         self._tried = lane.comm.clock.now()
         self._cut(self._tuner.candidates[0] if self._tuner else int(self.bucket))
         if self.wait == "forward":
-            replica.watch_forward(self._wait_in_forward)
+            replica.watch_forward(self._wait_for)
 
     def _cut(self, nbytes: int) -> None:
         """Make buckets of this size, and an exchange for each."""
@@ -85,24 +91,35 @@ class GradientAverage(Algorithm):
             self.exchange.setup(self._lane.comm, bucket.layout, f"gradients/{bucket.index}")
             for bucket in replica.buckets
         ]
+        self._late = replica.watched() if self.wait == "forward" else set()  # the buckets that backward leaves behind
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        if self.update == "bucket" and self._replica.exchanged:
+            raise UserError(
+                "update=bucket has made its step in the backward before this one; put all but the last one of a step "
+                "into run.accumulate(), or use update=whole"
+            )
+        self.drain()
+
     def on_bucket(self, bucket: Bucket) -> None:
+        replica = self._replica  # the lane may come to it only when the next step's values stand there
+        agree = partial(self._agree, bucket, replica.steps, replica.samples)
         if not self.overlap:
-            self._ready.append(bucket)
+            self._ready.append(agree)
         elif self.update == "whole":
-            self._pending[bucket.index] = self._lane.submit(partial(self._agree, bucket))
+            self._pending[bucket.index] = self._lane.submit(agree)
         else:
-            group = dict(self._replica.optimizer.param_groups[bucket.group]) if bucket.group is not None else None
-            self._pending[bucket.index] = self._lane.submit(partial(self._agree_and_step, bucket, group))
+            step = partial(self._agree_and_step, agree, bucket, replica.settings_of(bucket))
+            self._pending[bucket.index] = self._lane.submit(step)
 
     def finish(self) -> None:
         ready, self._ready = self._ready, []
-        for bucket in ready:
-            self._agree(bucket)
-        if self.wait == "backward":
-            self._wait_for(list(self._pending))
+        for agree in ready:
+            agree()
+        for pending in [self._pending.pop(index) for index in list(self._pending) if index not in self._late]:
+            pending.wait()
 
     def drain(self) -> None:
         self._wait_for(list(self._pending))
@@ -110,31 +127,32 @@ class GradientAverage(Algorithm):
     def step(self, replica: Replica) -> None:
         if self.update == "whole":
             replica.step()
-        elif replica.scaler is not None:
+        elif replica.scaler is not None and replica.scaler.is_enabled():
             raise UserError("update=bucket steps before a GradScaler could look at all gradients; use update=whole")
         else:
             replica.optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn
+        for index in self._late:
+            replica.buckets[index].forget()  # or a zero_grad() would reach into what is under way
         if self._tuner is not None:
             self._tune(self._tuner)
 
-    def _agree(self, bucket: Bucket) -> None:
-        self._exchanges[bucket.index].agree(bucket.grads, self._replica.steps, self._replica.samples)
-        bucket.adopt()
+    def _agree(self, bucket: Bucket, step: int, samples: float) -> None:
+        self._exchanges[bucket.index].agree(bucket.grads, step, samples)
+        if bucket.index not in self._late:
+            bucket.adopt()
 
-    def _agree_and_step(self, bucket: Bucket, group: dict[str, Any] | None) -> None:
-        self._agree(bucket)
-        if group is not None:
-            self._replica.step_elsewhere(bucket, group)
+    def _agree_and_step(self, agree: Callable[[], None], bucket: Bucket, settings: dict[str, Any] | None) -> None:
+        agree()
+        if settings is not None:
+            self._replica.step_elsewhere(bucket, settings)
 
-    def _wait_for(self, buckets: list[int]) -> None:
-        for index in buckets:
-            pending = self._pending.pop(index, None)
-            if pending is not None:
-                pending.wait()
-
-    def _wait_in_forward(self, buckets: list[int]) -> None:
+    def _wait_for(self, buckets: Iterable[int]) -> None:
+        """Outside `finish`. A bucket that failed stays, for whoever asks next: its weights have missed a step."""
         begun = self._lane.comm.clock.now()
-        self._wait_for(buckets)
+        for index in buckets:
+            if index in self._pending:
+                self._pending[index].wait()
+                del self._pending[index]
         self._waited += self._lane.comm.clock.now() - begun
 
     def take_waited(self) -> float:
@@ -142,6 +160,9 @@ class GradientAverage(Algorithm):
         return waited
 
     # --- bucket=auto -------------------------------------------------------------------------------------------------
+
+    def _make_tuner(self) -> Tuner:
+        return Tuner(find_sizes(sum(p.nbytes for p in self._replica.model.parameters() if p.requires_grad)))
 
     def _tune(self, tuner: Tuner) -> None:
         """A step is over: note its time, and change to the next size, or to the best one for good."""
@@ -162,12 +183,12 @@ class GradientAverage(Algorithm):
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        found = self._size if self._tuner is None else None
-        return {"bucket": found, "exchanges": [exchange.state_dict() for exchange in self._exchanges]}
+        exchanges = [exchange.state_dict() for exchange in self._exchanges]
+        return {"bucket": self._size, "tuned": self._tuner is None, "exchanges": exchanges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.bucket == "auto" and state["bucket"] is not None:
-            self._tuner = None
+        if self.bucket == "auto":
+            self._tuner = None if state["tuned"] else self._make_tuner()
             self._cut(state["bucket"])
         for exchange, saved in zip(self._exchanges, state["exchanges"], strict=True):
             exchange.load_state_dict(saved)

@@ -17,6 +17,8 @@ from torch import Tensor
 from tutti.collectives.base import NOTHING, Collective, Combine, Cost, add_up, pieces
 from tutti.comm.base import Comm
 
+_SEGMENT = 2 * 2**20  # bytes
+
 
 @dataclass
 class AllGather(Collective):
@@ -24,10 +26,14 @@ class AllGather(Collective):
     operations: ClassVar[tuple[str, ...]] = ("all-reduce", "all-gather")
 
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
-        rows = buffer.new_empty((comm.size, buffer.numel()))
-        rows[comm.rank].copy_(buffer)
-        comm.exchange([(p, buffer) for p in comm.others()], [(p, rows[p]) for p in comm.others()], tag)
-        buffer.copy_(combine(rows))
+        """A sum is made segment by segment in the same small memory; others may want to see whole contributions."""
+        segment = min(buffer.numel(), _SEGMENT // buffer.element_size()) if combine is add_up else buffer.numel()
+        rows = buffer.new_empty((comm.size, segment))
+        for part in buffer.split(segment) if segment else ():
+            landings = rows[:, : part.numel()] if part.numel() == segment else rows.new_empty((comm.size, part.numel()))
+            landings[comm.rank].copy_(part)
+            comm.exchange([(p, part) for p in comm.others()], [(p, landings[p]) for p in comm.others()], tag)
+            part.copy_(combine(landings))
 
     def all_gather(self, comm: Comm, buffer: Tensor, tag: str) -> None:
         parts = pieces(buffer, comm.size)

@@ -1,9 +1,9 @@
-"""The contract of a route: make everybody's buffer the sum of all, in place; some routes do more than that.
+"""The contract of a route: make everybody's buffer the sum of all, in place.
 
-A route where whole contributions meet (`meets`) may be handed another way to combine them than the sum; on the others
-only partial sums travel. Every operation works in place on a one-dimensional buffer, which `pieces` cuts into one piece
-per worker where an operation speaks of pieces. `cost` is what a test checks on the metered wire and what the reports
-print.
+Some routes have other operations beside it (`OPERATIONS`). A route where whole contributions meet (`meets`) may be
+handed another way to combine them than the sum; on the others only partial sums travel. Every operation works in place
+on a one-dimensional buffer, which `pieces` cuts into one piece per worker where an operation speaks of pieces. `cost`
+is what a test checks on the metered wire and what the reports print.
 """
 
 from __future__ import annotations
@@ -65,9 +65,6 @@ class Load(NamedTuple):
     received: float
 
 
-_SHARED: Final = 720720  # elements that any number of workers up to 16 can share evenly
-
-
 def add_up(rows: Tensor) -> Tensor:
     """The combination every route can do."""
     return torch.sum(rows, 0)
@@ -120,7 +117,8 @@ class Collective(Member):
         """What each worker sends and receives (for a root: worker 0), counted in a rehearsal."""
         loads = []
         for rank in range(size):
-            comm, buffer = Rehearsal(rank, size), torch.empty(_SHARED, dtype=torch.float16, device="meta")
+            comm = Rehearsal(rank, size)
+            buffer = torch.empty(12 * size, device="meta")  # can be cut into equal pieces, and these into equal parts
             self.perform(operation, comm, buffer, "control/rehearsal")
             loads.append(Load(comm.sent / buffer.nbytes, comm.received / buffer.nbytes))
         return loads

@@ -9,7 +9,7 @@ before it, until worker i holds the sum of piece i; in n-1 more rounds the sums 
     reduce           from the root's right neighbour round to the root, each adding its own, segment by segment
     broadcast        from the root round to its left neighbour, segment by segment
 
-Long pieces go in segments, so that what has come is added while it is still in the cache and the next is on its way.
+Long pieces go in segments, each passed on as soon as it has come, so that no link is idle in between.
 In reduce and broadcast k segments follow each other along the ring: k+n-2 rounds of S/k each.
 
 Paper: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
@@ -17,15 +17,14 @@ Paper: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import ClassVar
 
 from torch import Tensor
 
 from tutti.collectives.base import NOTHING, Collective, Combine, Cost, add_up, check_segment, count_segments, pieces
-from tutti.comm.base import Comm, Message
+from tutti.comm.base import Comm, Message, Step
 from tutti.spec import Bytes
 
 Swap = Callable[[Sequence[Message], Sequence[Message], str], None]  # adds what comes to what is there, or puts it there
@@ -43,16 +42,17 @@ class Ring(Collective):
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
         if comm.size > 1 and buffer.numel() > 0:
             chunks = self._cut(buffer, comm.size)
-            _add_round(comm, chunks, tag)
-            _pass_round(comm, chunks, tag)
+            comm.stream([*_add_round(comm, chunks), *_pass_round(comm, chunks)], len(chunks[0]), tag)
 
     def reduce_scatter(self, comm: Comm, buffer: Tensor, tag: str) -> None:
         if comm.size > 1 and buffer.numel() > 0:
-            _add_round(comm, self._cut(buffer, comm.size), tag)
+            chunks = self._cut(buffer, comm.size)
+            comm.stream(_add_round(comm, chunks), len(chunks[0]), tag)
 
     def all_gather(self, comm: Comm, buffer: Tensor, tag: str) -> None:
         if comm.size > 1 and buffer.numel() > 0:
-            _pass_round(comm, self._cut(buffer, comm.size), tag)
+            chunks = self._cut(buffer, comm.size)
+            comm.stream(_pass_round(comm, chunks), len(chunks[0]), tag)
 
     def reduce(self, comm: Comm, buffer: Tensor, tag: str, root: int = 0) -> None:
         if comm.size > 1 and buffer.numel() > 0:
@@ -79,7 +79,7 @@ class Ring(Collective):
         raise self.lacks(operation)
 
     def _cut(self, buffer: Tensor, size: int) -> list[Sequence[Tensor]]:
-        """Every piece in its segments."""
+        """Every piece in its segments, the first one in as many as any."""
         elements = max(1, self.segment // buffer.element_size())
         return [_segments(piece, elements) for piece in pieces(buffer, size)]
 
@@ -91,25 +91,25 @@ def _segments(piece: Tensor, elements: int) -> Sequence[Tensor]:
     return list(piece.split(elements))
 
 
-def _add_round(comm: Comm, chunks: list[Sequence[Tensor]], tag: str) -> None:
+def _add_round(comm: Comm, chunks: list[Sequence[Tensor]]) -> list[Step]:
     """Every piece goes once round and grows, until worker i has the sum of piece i."""
     size, rank = comm.size, comm.rank
-    for k in range(size - 1):
-        _pass_on(comm, comm.accumulate, chunks[(rank - k - 1) % size], chunks[(rank - k - 2) % size], tag)
+    turns = [(chunks[(rank - k - 1) % size], chunks[(rank - k - 2) % size]) for k in range(size - 1)]
+    return [step for out, into in turns for step in _pass_on(comm, out, into, len(chunks[0]), adds=True)]
 
 
-def _pass_round(comm: Comm, chunks: list[Sequence[Tensor]], tag: str) -> None:
+def _pass_round(comm: Comm, chunks: list[Sequence[Tensor]]) -> list[Step]:
     """Worker i's piece i goes once round."""
     size, rank = comm.size, comm.rank
-    for k in range(size - 1):
-        _pass_on(comm, comm.exchange, chunks[(rank - k) % size], chunks[(rank - k - 1) % size], tag)
+    turns = [(chunks[(rank - k) % size], chunks[(rank - k - 1) % size]) for k in range(size - 1)]
+    return [step for out, into in turns for step in _pass_on(comm, out, into, len(chunks[0]), adds=False)]
 
 
-def _pass_on(comm: Comm, swap: Swap, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], tag: str) -> None:
-    """Send one piece to the right and take one from the left."""
+def _pass_on(comm: Comm, out: Sequence[Tensor], into: Sequence[Tensor], count: int, adds: bool) -> Iterator[Step]:
+    """Send one piece to the right and take one from the left, in so many steps: what comes goes on as many later."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for out, target in zip_longest(outgoing, incoming):
-        swap([(right, out)] if out is not None else [], [(left, target)] if target is not None else [], tag)
+    for k in range(count):
+        yield Step((right, out[k]) if k < len(out) else None, (left, into[k]) if k < len(into) else None, adds)
 
 
 def _pass_along(comm: Comm, swap: Swap, segments: Sequence[Tensor], first: int, tag: str) -> None:

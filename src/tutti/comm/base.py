@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,14 @@ from tutti.errors import RunFailed
 
 KINDS: Final = ("gradients", "weights", "buffers", "metrics", "control")
 Message = tuple[int, Tensor]  # the peer, and what is sent to it or received from it
+
+
+class Step(NamedTuple):
+    """One exchange of a `stream`: what goes out, and where what comes in goes, or what it is added to."""
+
+    out: Message | None
+    into: Message | None
+    adds: bool = False
 
 
 class PeerLost(RunFailed):
@@ -74,6 +82,13 @@ class Comm(ABC):
         self.exchange(sends, landings, tag)
         for (_, tensor), (_, landing) in zip(recvs, landings, strict=True):
             tensor.add_(landing)
+
+    def stream(self, steps: Sequence[Step], lag: int, tag: str) -> None:
+        """Many exchanges in a row. What goes out may wait for what came in `lag` steps before, and for nothing later:
+        a wire that can has several under way, so that its links are never idle."""
+        for step in steps:
+            swap = self.accumulate if step.adds else self.exchange
+            swap([step.out] if step.out else [], [step.into] if step.into else [], tag)
 
     @abstractmethod
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:

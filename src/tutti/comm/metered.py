@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.clock import Clock
-from tutti.comm.base import Comm, Lost, Message, Pending
+from tutti.comm.base import Comm, Lost, Message, Pending, Step
 
 
 @dataclass
@@ -109,6 +109,12 @@ class Metered(Comm):
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         begun = self.clock.now()
         self.inner.accumulate(sends, recvs, tag)
+        self.meter.count(tag, sends, recvs, self.clock.now() - begun)
+
+    def stream(self, steps: Sequence[Step], lag: int, tag: str) -> None:
+        begun = self.clock.now()
+        self.inner.stream(steps, lag, tag)
+        sends, recvs = [step.out for step in steps if step.out], [step.into for step in steps if step.into]
         self.meter.count(tag, sends, recvs, self.clock.now() - begun)
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.clock import Clock
-from tutti.comm.base import Comm, Message
+from tutti.comm.base import Comm, Message, Step
 from tutti.comm.handshake import Access
 from tutti.comm.link import HEADER, Link, bytes_of
 from tutti.comm.tcp import TcpComm
@@ -116,6 +116,12 @@ class SharedComm(TcpComm):
             Comm.accumulate(self, sends, recvs, tag)
         else:
             super().accumulate(sends, recvs, tag)
+
+    def stream(self, steps: Sequence[Step], lag: int, tag: str) -> None:
+        if all(step.into is None or step.into[1].nbytes <= _SHORT for step in steps):
+            Comm.stream(self, steps, lag, tag)
+        else:
+            super().stream(steps, lag, tag)
 
     def _write(self, link: Link) -> None:
         if not isinstance(link.connection, _Pipes):

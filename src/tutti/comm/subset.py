@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tutti.comm.base import Comm, Message, Pending
+from tutti.comm.base import Comm, Message, Pending, Step
 
 
 class Subset(Comm):
@@ -31,6 +31,12 @@ class Subset(Comm):
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         self._inner.accumulate(self._beneath(sends), self._beneath(recvs), tag)
+
+    def stream(self, steps: Sequence[Step], lag: int, tag: str) -> None:
+        def beneath(message: Message | None) -> Message | None:
+            return message and (self._ranks[message[0]], message[1])
+
+        self._inner.stream([Step(beneath(step.out), beneath(step.into), step.adds) for step in steps], lag, tag)
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         return self._ranks.index(self._inner.recv_any([self._ranks[peer] for peer in sources], tensor, tag))

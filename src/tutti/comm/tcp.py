@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.clock import Clock
-from tutti.comm.base import Comm, Message, Mismatch, PeerLost, Pending
+from tutti.comm.base import Comm, Message, Mismatch, PeerLost, Pending, Step
 from tutti.comm.handshake import Access, build_mesh
 from tutti.comm.link import BYE, HEADER, Add, Link, Receive, Send
 
@@ -88,10 +88,32 @@ class TcpComm(Comm):
             super().accumulate(sends, recvs, tag)
             return
         sent = [self.send(peer, tensor, tag) for peer, tensor in sends]
-        [(peer, tensor)] = recvs
+        peer, tensor = recvs[0]
         received = self._post(Add(self, self._links[peer], tensor, self._code(tag), tag))
         for each in (received, *sent):
             each.wait()
+
+    def stream(self, steps: Sequence[Step], lag: int, tag: str) -> None:
+        if not all(message is None or message[1].is_cpu for step in steps for message in (step.out, step.into)):
+            super().stream(steps, lag, tag)
+            return
+        code = self._code(tag)
+        received = [self._expect(step, code, tag) for step in steps]
+        sent = []
+        for step, before in zip(steps, [None] * lag + received, strict=False):
+            if before is not None:
+                before.wait()
+            if step.out is not None:
+                sent.append(self.send(*step.out, tag))
+        for each in (*received, *sent):
+            if each is not None:
+                each.wait()
+
+    def _expect(self, step: Step, code: int, tag: str) -> Receive | None:
+        if step.into is None:
+            return None
+        peer, tensor = step.into
+        return self._post((Add if step.adds else Receive)(self, self._links[peer], tensor, code, tag))
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         code = self._code(tag)

@@ -7,6 +7,7 @@ Members are made but never set to work: no data is loaded and nothing is sent.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -14,17 +15,28 @@ import importlib.util
 import pkgutil
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 import tutti
-from tutti.algorithms.base import Algorithm
 from tutti.collectives.base import Collective
 from tutti.errors import UserError
 from tutti.lab.docstrings import read_words
-from tutti.presets import PRESETS
-from tutti.spec import Member, Range, Shape, Unit, fields_of, format_value, hints_of, names, parse, parts_of, unwrap
+from tutti.spec import (
+    Member,
+    Range,
+    Shape,
+    Unit,
+    fields_of,
+    format_value,
+    hints_of,
+    names,
+    parse,
+    parts_of,
+    presets_of,
+    unwrap,
+)
 
 PRESETS_AXIS = "presets"
 _ORDER = (
@@ -165,27 +177,36 @@ def _parts(axis: str, chapters: list[Chapter]) -> tuple[str, ...]:
 
 
 def _read_presets() -> Chapter:
-    pages = tuple(_read_preset(name, spec) for name, spec in PRESETS.items())
+    pages = tuple(
+        _read_preset(name, spec, base) for base in find_axes() for name, spec in presets_of(base.axis).items()
+    )
     return Chapter(PRESETS_AXIS, read_words("tutti.presets").text, pages)
 
 
-def _read_preset(name: str, spec: str) -> Page:
-    words = read_words(type(parse(spec, Algorithm)).__module__)
+def _read_preset(name: str, spec: str, base: type[Member]) -> Page:
+    words = read_words(type(parse(spec, base)).__module__)
     return Page(PRESETS_AXIS, "preset", name, spec, words.summary, papers=words.papers, file="presets.py")
 
 
 def select(chapters: list[Chapter], wanted: str) -> list[Chapter]:
-    """The axis of this name (the algorithms with their presets), or every member of this name on any axis."""
-    beside = PRESETS_AXIS if wanted == "algorithms" else wanted
-    if whole := [chapter for chapter in chapters if chapter.axis in (wanted, beside)]:
-        return whole
-    held = [(chapter, tuple(page for page in chapter.pages if page.name == wanted)) for chapter in chapters]
-    if parts := [dataclasses.replace(chapter, pages=pages) for chapter, pages in held if pages]:
+    """The axis of this name with its presets, or every member of this name on any axis."""
+    if any(chapter.axis == wanted for chapter in chapters):
+        return [
+            *(chapter for chapter in chapters if chapter.axis == wanted),
+            *_only([chapter for chapter in chapters if chapter.axis == PRESETS_AXIS], presets_of(wanted)),
+        ]
+    if parts := _only(chapters, [wanted]):
         return parts
     axes, members = [chapter.axis for chapter in chapters], [page.name for c in chapters for page in c.pages]
     near = difflib.get_close_matches(wanted, [*axes, *members], n=1, cutoff=0.5)
     advice = f"did you mean '{near[0]}'?" if near else f"the axes are {', '.join(axes)}"
     raise UserError(f"there is no axis or member '{wanted}'; {advice}")
+
+
+def _only(chapters: list[Chapter], wanted: Container[str]) -> list[Chapter]:
+    """The members of these names."""
+    held = [(chapter, tuple(page for page in chapter.pages if page.name in wanted)) for chapter in chapters]
+    return [dataclasses.replace(chapter, pages=pages) for chapter, pages in held if pages]
 
 
 # --- one member ------------------------------------------------------------------------------------------------------
@@ -212,18 +233,21 @@ def read_page(member: Member) -> Page:
 
 def _variants(member: Member) -> list[Member]:
     """The member as it is, and with every other choice of a field that names its choices."""
-    kinds = hints_of(type(member))
-    others = [
-        dataclasses.replace(member, **{field.name: choice})
-        for field in fields_of(type(member))
-        for choice in _choices(kinds[field.name])
-        if choice != getattr(member, field.name)
-    ]
-    return [member, *others]
+    kinds, found = hints_of(type(member)), [member]
+    for field in fields_of(type(member)):
+        for choice in _choices(kinds[field.name]):
+            if choice != getattr(member, field.name):
+                with contextlib.suppress(ValueError):  # it goes with another choice of another field only
+                    found.append(dataclasses.replace(member, **{field.name: choice}))
+    return found
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    """The words of a Literal, alone or beside another kind."""
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else ()
+    return tuple(word for each in kinds for word in _choices(each))
 
 
 def _price(route: Collective, workers: int) -> Price:

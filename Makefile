@@ -27,6 +27,7 @@ reproduce: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/routes.py
 	$(BIN)/python benchmarks/overlap.py
 
 # torch first, so that nothing else chooses its build

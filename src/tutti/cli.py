@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   tutti compare                                    the race: LeNet-5 on digits, 4 workers, seven ways to average
   tutti compare ring ddp torch-ddp --workers 2     the same work, three ways, two workers
   tutti run ddp --epochs 3                         one run
+  tutti bench --route all                          every route of an all-reduce, from 4 KiB to 64 MiB
   tutti doctor                                     what this machine has, and how fast its wires are
 
 `tutti COMMAND --help` has more of them.

@@ -271,8 +271,7 @@ class Replica:
                 called.add(module)
                 read.clear()
             if module not in read:
-                modules = [m for m in module.modules() if m is module or m not in called]
-                read[module] = [p for m in modules for p in m.parameters(recurse=False)]
+                read[module] = [p for m in _reach(module, called) for p in m.parameters(recurse=False)]
             on_forward([self._places[p][0].index for p in read[module] if p in self._places])
 
         # in front of hooks that compute weights, such as those of nn.utils.prune
@@ -303,6 +302,14 @@ def _cut(
         bucket.append(parameter)
     place = {parameter: i for i, parameter in enumerate(parameters)}
     return sorted([*done, *filling.values()], key=lambda bucket: place[bucket[-1]])
+
+
+def _reach(module: nn.Module, called: set[nn.Module]) -> Iterator[nn.Module]:
+    """The module, and what is inside of it up to those that are called themselves."""
+    yield module
+    for child in module.children():
+        if child not in called:
+            yield from _reach(child, called)
 
 
 def _remove(hooks: list[torch.utils.hooks.RemovableHandle]) -> None:

@@ -23,3 +23,12 @@ def test_one_round(size: int) -> None:
     for meter in on_threads(size, work):
         assert [tally.messages for tally in meter.tallies.values()] == [1] * (size - 1)
     assert AllGather().cost(size, 40).rounds == (1 if size > 1 else 0)
+
+
+def test_pieces_only_where_they_are_all_there_is_to_gather() -> None:
+    def work(comm: Comm) -> float:
+        counted = metered(comm)
+        AllGather().all_gather(counted, torch.zeros(12), "gradients/0")
+        return counted.meter.sent()
+
+    assert on_threads(3, work) == [2 * 16.0] * 3

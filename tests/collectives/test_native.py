@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from catalogue import every
+from contracts.collective_checks import assert_did, contributions, do_all
+from torch import Tensor
 from workers import on_torch
 
-from tutti.collectives.base import Collective
+from tutti.collectives.base import OPERATIONS, Collective
 from tutti.collectives.native import Native
 from tutti.comm.base import Comm
 from tutti.comm.handshake import Access
@@ -67,6 +69,25 @@ def test_on_gloo() -> None:
             assert {source for *_, source in outcomes} == {"formula"}
             cost = parse(spec, Collective).cost(3, LENGTH * (8 + 4 + 2 + 2))
             assert sum(sent for _, _, sent, _ in outcomes) == pytest.approx(cost.total)
+
+
+def run_all_operations(comm: Comm) -> dict[str, list[list[float]]]:
+    """What each gives, with equal pieces and with others; nothing goes over our wire."""
+    counted = metered(comm)
+    buffers = {operation: do_all(counted, Native(), operation, cases(operation)) for operation in OPERATIONS}
+    assert not counted.meter.tallies
+    return {operation: [buffer.tolist() for buffer in found] for operation, found in buffers.items()}
+
+
+def cases(operation: str) -> list[Tensor]:
+    return [contributions(3, length) for length in ((LENGTH,) if operation == "all-to-all" else (LENGTH, LENGTH + 1))]
+
+
+def test_every_operation_on_gloo() -> None:
+    results = on_torch(3, run_all_operations)
+    for operation in OPERATIONS:
+        for rows, *buffers in zip(cases(operation), *[result[operation] for result in results], strict=True):
+            assert_did(operation, rows, [torch.tensor(buffer) for buffer in buffers], root=0)
 
 
 def test_contributions_meet_where_they_are_gathered() -> None:

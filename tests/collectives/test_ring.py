@@ -44,6 +44,26 @@ def test_long_chunks_go_in_segments() -> None:
         assert (tally.messages, tally.sent) == (4 * 4, 4 * 400)
 
 
+def test_reduce_and_broadcast_go_along_the_ring_in_segments() -> None:
+    """100 floats in segments of 25 or less, from worker 3 round to 2 or to 3: nobody but the last passes nothing on."""
+
+    def work(comm: Comm, operation: str) -> dict[int, tuple[int, float]]:
+        counted = metered(comm)
+        getattr(Ring(segment=100), operation)(counted, torch.zeros(100), "gradients/0", root=3)
+        return {peer: (t.messages, t.sent) for (_, peer), t in counted.meter.tallies.items() if t.sent}
+
+    for operation, last in (("broadcast", 2), ("reduce", 3)):
+        for rank, sent in enumerate(on_threads(5, lambda comm, operation=operation: work(comm, operation))):
+            assert sent == ({} if rank == last else {(rank + 1) % 5: (4, 400.0)})
+
+
+def test_segments_shorten_the_path_of_a_broadcast() -> None:
+    """As many rounds more as there are segments more, each with a segment only."""
+    once, often = Ring(segment=1000).cost(5, 1000, "broadcast"), Ring(segment=100).cost(5, 1000, "broadcast")
+    assert (once.rounds, once.path) == (4, 4000)
+    assert (often.rounds, often.path) == (13, 1300)
+
+
 def test_segment_shorter_than_an_element_still_moves() -> None:
     def work(comm: Comm) -> list[float]:
         buffer = torch.full((6,), comm.rank + 1.0, dtype=torch.complex128)

@@ -37,6 +37,18 @@ def test_root_carries_everything_both_ways() -> None:
     assert sum(tally.received for tally in meter.tallies.values()) == Star(3).cost(5, 40).busiest
 
 
+@pytest.mark.parametrize("operation", ["reduce", "broadcast", "gather", "scatter"])
+def test_operations_with_a_root_go_straight_to_it(operation: str) -> None:
+    """Whatever the star's own root is."""
+
+    def work(comm: Comm) -> set[int]:
+        counted = metered(comm)
+        getattr(Star(root=3), operation)(counted, torch.zeros(10), "gradients/0", root=1)
+        return {peer for _, peer in counted.meter.tallies}
+
+    assert on_threads(5, work) == [{1}, {0, 2, 3, 4}, {1}, {1}, {1}]
+
+
 def test_two_rounds() -> None:
     """A worker's one message out, and one back."""
     for rank, (_, meter) in enumerate(on_threads(5, lambda comm: run(comm, Star()))):

@@ -7,7 +7,7 @@ from tutti.lab.ping import ping
 
 def test_both_wires_work() -> None:
     pings = ping()
-    assert [each.wire for each in pings] == ["tcp", "torch"]
+    assert [each.wire for each in pings] == ["shared", "torch"]
     for each in pings:
         assert each.right
         assert each.round_trip > 0

@@ -41,17 +41,18 @@ class Direct(Collective):
         self.all_gather(comm, buffer, tag)
 
     def reduce_scatter(self, comm: Comm, buffer: Tensor, tag: str) -> None:
-        parts = pieces(buffer, comm.size)
+        parts, others = pieces(buffer, comm.size), comm.others()
         mine = parts[comm.rank]
         rows = mine.new_empty((comm.size, mine.numel()))
-        rows[comm.rank].copy_(mine)
-        comm.exchange([(p, parts[p]) for p in comm.others()], [(p, rows[p]) for p in comm.others()], tag)
+        landings = rows.unbind()
+        landings[comm.rank].copy_(mine)
+        comm.exchange([(p, parts[p]) for p in others], [(p, landings[p]) for p in others], tag)
         torch.sum(rows, 0, out=mine)
 
     def all_gather(self, comm: Comm, buffer: Tensor, tag: str) -> None:
-        parts = pieces(buffer, comm.size)
+        parts, others = pieces(buffer, comm.size), comm.others()
         mine = parts[comm.rank]
-        comm.exchange([(p, mine) for p in comm.others()], [(p, parts[p]) for p in comm.others()], tag)
+        comm.exchange([(p, mine) for p in others], [(p, parts[p]) for p in others], tag)
 
     def gather(self, comm: Comm, buffer: Tensor, tag: str, root: int = 0) -> None:
         parts = pieces(buffer, comm.size)

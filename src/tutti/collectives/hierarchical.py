@@ -23,7 +23,7 @@ import socket
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -39,15 +39,20 @@ _NEEDED = ("reduce", "broadcast")
 _BOOT, _NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
 
 
+class Levels(NamedTuple):
+    """The workers of one worker's host, and the first ones of all hosts if it is one of them."""
+
+    inside: Comm
+    between: Comm | None
+
+
 @dataclass
 class Hierarchical(Collective):
     inside: Collective = part(Collective, "ring")
     between: Collective = part(Collective, "ring")
     hosts: Sizes | None = None
 
-    _found: WeakKeyDictionary[Comm, Groups] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
+    _levels: dict[Comm, Levels] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not set(_NEEDED) <= set(self.inside.operations):
@@ -55,13 +60,13 @@ class Hierarchical(Collective):
             raise ValueError(f"inside of 'hierarchical' needs a reduce and a broadcast: use {', '.join(able)}")
 
     def prepare(self, comm: Comm) -> None:
-        inside, between = self._levels(comm)
+        inside, between = self._find_levels(comm)
         self.inside.prepare(inside)
         if between is not None:
             self.between.prepare(between)
 
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
-        inside, between = self._levels(comm)
+        inside, between = self._find_levels(comm)
         self.inside.reduce(inside, buffer, tag)
         if between is not None:
             self.between.run(between, buffer, tag)
@@ -91,14 +96,15 @@ class Hierarchical(Collective):
                 loads[rank] = Load(up.sent + across.sent + down.sent, up.received + across.received + down.received)
         return [loads[rank] for rank in range(size)]
 
-    def _levels(self, comm: Comm) -> tuple[Comm, Comm | None]:
-        """The workers of this worker's host, and the first ones of all hosts if it is one of them."""
-        groups = self._groups(comm.size) if self.hosts else self._found.get(comm)
-        if groups is None:
-            groups = self._found[comm] = find_hosts(comm)
-        mine = next(group for group in groups if comm.rank in group)
-        between = Subset(comm, [group[0] for group in groups]) if comm.rank == mine[0] else None
-        return Subset(comm, mine), between
+    def _find_levels(self, comm: Comm) -> Levels:
+        levels = self._levels.get(comm)
+        if levels is None:
+            groups = self._groups(comm.size) if self.hosts else find_hosts(comm)
+            mine = next(group for group in groups if comm.rank in group)
+            firsts = [group[0] for group in groups]
+            between = Subset(comm, firsts) if comm.rank in firsts else None
+            levels = self._levels[comm] = Levels(Subset(comm, mine), between)
+        return levels
 
     def _groups(self, size: int) -> Groups:
         """As given, or all on one host."""

@@ -182,9 +182,9 @@ class Tree(Collective):
 
     def reduce_scatter(self, comm: Comm, buffer: Tensor, tag: str) -> None:
         self._follow(comm, "reduce", [buffer], tag)
-        from_parent, with_children = self._pieces(comm, buffer)
+        from_parent, to_children = self._pieces(comm, buffer)
         comm.exchange([], from_parent, tag)
-        comm.exchange(with_children, [], tag)
+        comm.exchange(to_children, [], tag)
 
     def all_gather(self, comm: Comm, buffer: Tensor, tag: str) -> None:
         to_parent, from_children = self._pieces(comm, buffer)

@@ -98,7 +98,12 @@ def test_only_the_learning_rate_is_corrected_and_only_where_steps_are_longer() -
     assert {name.partition("-corrected")[0].partition("-")[2] for name in rates} == set(divisors)
     for name, divisor in divisors.items():
         assert rates[f"gradients-{name}-corrected-honest"] == pytest.approx(divisor)
-    assert {plan.lr for name, plan in plans.items() if "corrected" not in name} == {usual.lr}
+    assert {plan.lr for name, plan in plans.items() if "corrected" not in name} == {usual.lr} == {0.1}
+
+
+def test_the_learning_rate_can_be_chosen() -> None:
+    rates = {job.plan.lr for job in Aggregation(workers=5, aggregators=("sum",), lr=0.5).settings()}
+    assert rates == {0.5, 0.1}
 
 
 def test_the_same_behaviour_twice_is_once() -> None:
@@ -136,16 +141,14 @@ def test_one_seed_that_is_lost_is_enough_to_fall() -> None:
 
 def test_facts_tell_who_falls_behind_and_who_is_spoilt() -> None:
     told = facts(tell(gradients_krum_honest={"accuracies": [0.8]}))
-    assert told[0] == (
-        "Where all are honest, these ways to combine gradients fall behind, and the others learn: krum (80.0 %)."
-    )
-    assert told[1].endswith("the others learn: sum (diverged) and sum at lr/8 (diverged).")
+    assert told[0] == ("Where all are honest, these ways to combine gradients fall behind the mean: krum (80.0 %).")
+    assert told[1].endswith("fall behind the mean: sum (diverged) and sum at lr/8 (diverged).")
     flips, nothing = told[2:4]
     assert flips == (
-        "Where one worker flips its signs, all 4 ways to combine gradients that learn without it learn with it."
+        "Where one worker flips its signs, all 4 ways to combine gradients that keep up without it keep up with it."
     )
     assert nothing == (
-        "Where one worker sends NaN, 3 of the 4 ways to combine gradients that learn without it do not learn: "
+        "Where one worker sends NaN, 3 of the 4 ways to combine gradients that keep up without it fall behind: "
         "mean (diverged), sum (diverged) and sum at lr/8 (diverged)."
     )
     assert told[-1] == (
@@ -157,7 +160,7 @@ def test_facts_tell_who_falls_behind_and_who_is_spoilt() -> None:
 def test_a_fact_where_nobody_falls_behind() -> None:
     good = {"accuracies": [0.95], "loss": 0.1}
     assert facts(tell(parameters_sum=good))[1] == (
-        "Where all are honest, every way to combine parameters learns about as well as the mean."
+        "Where all are honest, every way to combine parameters keeps up with the mean."
     )
 
 

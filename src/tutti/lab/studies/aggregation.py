@@ -29,7 +29,7 @@ from tutti.lab.report.heat_map import make_heat_map
 from tutti.lab.report.parts import Bullets, Cell, Paragraph, Section, Table
 from tutti.lab.studies.base import COMPARED, Claim, Outcome, Study
 from tutti.lab.units import format_percent
-from tutti.spec import names, parse
+from tutti.spec import Range, names, parse
 
 PLACES = {
     "gradients": "gradient-average({}, bucket=1GiB, overlap=false)",
@@ -74,8 +74,9 @@ class Aggregation(Study):
     question: ClassVar[str] = (
         "What each aggregator does to the model, on gradients and on parameters, with and without one bad worker."
     )
-    quick: ClassVar[dict[str, Any]] = {"seeds": 1, "steps": 40, "workers": 5, "bad": ("sign-flip", "huge")}
+    quick: ClassVar[dict[str, Any]] = {"seeds": 1, "steps": 40, "lr": 0.2, "workers": 5, "bad": ("sign-flip", "huge")}
 
+    lr: Annotated[float, "learning rate, where it is not corrected", Range(least=0)] = 0.1
     aggregators: Annotated[tuple[str, ...], "which ones, beside the mean, with commas between (default: all)"] = ()
     bad: Annotated[tuple[Behaviour, ...], "what the bad worker sends; also noise, zero"] = ("sign-flip", "huge", "nan")
 
@@ -113,8 +114,8 @@ class Aggregation(Study):
         exchange = f"all-reduce(star, {way.aggregator})"
         if sent != HONEST:
             exchange = f"corrupt({exchange}, worker={_BAD_WORKER}, by={sent})"
-        plan = self.plan(lr=self.plan().lr / way.divisor)
-        return Job(_name(place, way, sent), PLACES[place].format(exchange), plan, self.workers, engine="threads")
+        spec, plan = PLACES[place].format(exchange), self.plan(lr=self.lr / way.divisor)
+        return Job(_name(place, way, sent), spec, plan, self.workers, engine="threads")
 
     def tell(self, results: Results) -> Story:
         grid = _Grid(self, self.read(results))
@@ -152,12 +153,12 @@ class _Grid:
         """By the mean of gradients, all honest: what the others are held against."""
         return self.at("gradients", MEAN).accuracy.mean
 
-    def learns(self, place: str, way: Way, sent: str = HONEST) -> bool:
-        """About as well as the honest mean, with every seed."""
+    def keeps_up(self, place: str, way: Way, sent: str = HONEST) -> bool:
+        """With the honest mean, with every seed."""
         return self.at(place, way, sent).worst >= self.reached - _NEAR
 
     def withstands(self, place: str, way: Way) -> bool:
-        return all(self.learns(place, way, sent) for sent in self.study.sent)
+        return all(self.keeps_up(place, way, sent) for sent in self.study.sent)
 
     def weakest(self, place: str, way: Way) -> str:
         """Who is lost to what, in words."""
@@ -220,21 +221,21 @@ def _find_facts(grid: _Grid) -> list[str]:
 
 
 def _say_honest(grid: _Grid, place: str) -> str:
-    behind = [f"{way.label} ({_say(grid.at(place, way))})" for way in grid.ways if not grid.learns(place, way)]
+    behind = [f"{way.label} ({_say(grid.at(place, way))})" for way in grid.ways if not grid.keeps_up(place, way)]
     if not behind:
-        return f"Where all are honest, every way to combine {place} learns about as well as the mean."
-    return f"Where all are honest, these ways to combine {place} fall behind, and the others learn: {join(behind)}."
+        return f"Where all are honest, every way to combine {place} keeps up with the mean."
+    return f"Where all are honest, these ways to combine {place} fall behind the mean: {join(behind)}."
 
 
 def _say_spoilt(grid: _Grid, place: str, sent: str) -> str:
-    """Only of those that learn when all are honest."""
-    able = [way for way in grid.ways if grid.learns(place, way)]
-    spoilt = [f"{way.label} ({_say(grid.at(place, way, sent))})" for way in able if not grid.learns(place, way, sent)]
+    """Only of those that keep up when all are honest."""
+    able = [way for way in grid.ways if grid.keeps_up(place, way)]
+    spoilt = [f"{way.label} ({_say(grid.at(place, way, sent))})" for way in able if not grid.keeps_up(place, way, sent)]
     begin = f"Where one worker {_does(sent)}"
     if not spoilt:
-        return f"{begin}, all {len(able)} ways to combine {place} that learn without it learn with it."
-    which = f"{len(spoilt)} of the {len(able)} ways to combine {place} that learn without it"
-    return f"{begin}, {which} do not learn: {join(spoilt)}."
+        return f"{begin}, all {len(able)} ways to combine {place} that keep up without it keep up with it."
+    which = f"{len(spoilt)} of the {len(able)} ways to combine {place} that keep up without it"
+    return f"{begin}, {which} fall behind: {join(spoilt)}."
 
 
 def _say_corrected(grid: _Grid, way: Way) -> str:
@@ -326,8 +327,8 @@ def _robust_withstand(grid: _Grid, place: str, robust: list[Way]) -> Claim:
 def _explain_fall(grid: _Grid, place: str, fallen: list[Way]) -> str:
     if not fallen:
         return "Each leaves out, or limits, what is far from the majority."
-    short = [way.label for way in fallen if not grid.learns(place, way)]
-    spoilt = [way.label for way in fallen if grid.learns(place, way)]
+    short = [way.label for way in fallen if not grid.keeps_up(place, way)]
+    spoilt = [way.label for way in fallen if grid.keeps_up(place, way)]
     texts = [f"with honest workers too: {join(short)}"] if short else []
     return f"Short of it {'; '.join([*texts, *([f'only with the bad one: {join(spoilt)}'] if spoilt else [])])}."
 
@@ -387,10 +388,12 @@ def _explain(study: Aggregation) -> list[str]:
         "steps with its own gradient, and then all go on with what the aggregator made of their weights.",
         f"The bad worker is number {_BAD_WORKER}. What it sends is spoilt on the way out: sign-flip is the negative, "
         "huge a million times as large, NaN no numbers at all. It learns from what all agree on, like the others.",
+        f"Whoever is more than {100 * _NEAR:.0f} points of accuracy below the mean of honest gradients, with any seed, "
+        "falls behind.",
     ]
     if corrected:
         texts.append(
-            f"The learning rate is {study.plan().lr:g} for all, and also divided where a step would be much longer "
+            f"The learning rate is {study.lr:g} for all, and also divided where a step would be much longer "
             f"than the mean's ({join(corrected)}): by the number of workers for a sum, by its root for Adasum, which "
             "lies between mean and sum, and by 100 for a vote of signs, whose steps are as long as the learning rate."
         )

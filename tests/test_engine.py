@@ -96,7 +96,10 @@ def test_an_algorithm_may_be_handed_in_as_an_object() -> None:
         assert str(run.algorithm) == "gradient-average(all-reduce(ring), bucket=0)"
 
 
-@pytest.mark.parametrize(("workers", "algorithm"), [(1, "ddp"), (2, "ddp"), (2, "torch-ddp")])
+@pytest.mark.parametrize(
+    ("workers", "algorithm"),
+    [(1, "ddp"), (2, "ddp"), (2, "torch-ddp"), (2, "ddp(bucket=auto, update=bucket, wait=forward)")],
+)
 def test_a_script_that_just_ends(workers: int, algorithm: str) -> None:
     """Neither close() nor with: the lane and the wire end with the process, and nobody waits for anybody."""
     program = Path(__file__).with_name("programs") / "just_ends.py"
@@ -135,6 +138,26 @@ def test_with_closes_after_an_error_too() -> None:
         raise KeyError
     assert lanes() <= before
     run.replica.optimizer.step()  # the optimizer is the user's again
+
+
+class Failing(GradientAverage):
+    """Hears only at the end that something went wrong."""
+
+    def drain(self) -> None:
+        raise KeyError("the last step's")
+
+
+def test_close_tells_what_nobody_has_heard_yet_and_lets_go_all_the_same() -> None:
+    before = lanes()
+    run = set_up(World(1).comm(0), Failing())
+    with pytest.raises(KeyError, match="the last step's"):
+        run.close()
+    assert lanes() <= before
+    run.close()
+    run.replica.optimizer.step()
+    with pytest.raises(KeyError, match="the user's"), set_up(World(1).comm(0), Failing()):
+        raise KeyError("the user's")
+    assert lanes() <= before
 
 
 def test_hooks_are_gone_after_close_and_a_second_run_works() -> None:

@@ -852,23 +852,22 @@ def test_tied_weights_are_asked_for_by_both() -> None:
     assert asked == [["first.weight", "first.bias"], ["first.weight", "second.bias"]]
 
 
-@pytest.mark.parametrize("gradients_wanted", [True, False])
-def test_evaluation_asks_for_everything_before_it_begins(gradients_wanted: bool) -> None:
+@pytest.mark.parametrize(("training", "wanted"), [(False, True), (False, False), (True, False)])
+def test_evaluation_asks_for_everything_before_it_begins(training: bool, wanted: bool) -> None:
     """torch's transformer has a short cut for it, where none of its parts is called."""
     model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     _, during = watch(model)
     inputs, every = torch.randn(3, 2, 4), sorted(dict(model.named_parameters()))
 
     def evaluate() -> None:
-        with torch.set_grad_enabled(gradients_wanted):
+        model.train(training)
+        with torch.set_grad_enabled(wanted):
             model(inputs)
+        model.train()
 
-    model.eval()
     during(evaluate)
-    model.train()
     assert sorted(during(lambda: model(inputs))[0]) == every, "what evaluation calls is no promise"
     assert sorted(during(lambda: model(inputs))[0]) != every
-    model.eval()
     assert sorted(during(evaluate)[0]) == every
 
 

@@ -473,6 +473,17 @@ def test_the_state_waits_for_what_is_under_way() -> None:
         assert all(torch.equal(state[name], value) for name, value in run.model.state_dict().items())
 
 
+def test_a_state_is_loaded_behind_what_is_under_way() -> None:
+    held = Held()
+    with set_up(World(1).comm(0), in_forward(held)) as run:
+        start = copy.deepcopy(run.state_dict())
+        train(run, range(1))
+        threading.Timer(0.05, held.gate.set).start()
+        run.load_state_dict(start)
+        assert held.gate.is_set()
+        assert torch.equal(weights(run.model), weights(small_model()))
+
+
 def test_everything_is_complete_after_close() -> None:
     held = Held()
     run = set_up(World(1).comm(0), in_forward(held))
@@ -689,6 +700,7 @@ def tune(comm: Comm, how: str = "bucket=auto", steps: int = STEPS + 4) -> list[i
         for step in range(steps):
             sizes.append(run.state_dict()["algorithm"]["bucket"])
             assert len(run.replica.buckets) == CANDIDATES[sizes[-1]]
+            assert run.algorithm.tuning == (step < STEPS)
             train(run, range(step, step + 1))
         return sizes
 

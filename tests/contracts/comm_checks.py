@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from workers import SIZES
 
-from tutti.comm.base import LOST, Comm, Lane, Mismatch, PeerLost
+from tutti.comm.base import LOST, Comm, Lane, Mismatch, PeerLost, Step
 from tutti.comm.metered import Metered, metered
 from tutti.comm.torch import TorchComm
 
@@ -94,6 +94,41 @@ def accumulate_in_order(comm: Comm) -> None:
         "metrics/y",
     )
     same(total, sum((value(p, (5,), torch.float32) for p in comm.others()), torch.zeros(5)))
+
+
+def stream_in_order(comm: Comm) -> None:
+    """Everybody's numbers go once round in pieces and are added up; what follows a step may use its memory again."""
+    for length in (3, 30_000):
+        right, left, pieces = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, 4
+        totals = torch.zeros(pieces, length)
+        passed = [[value(comm.rank, (length,), torch.float32, what=p) for p in range(pieces)]]
+        passed += [[torch.full((length,), -1.0) for _ in range(pieces)] for _ in range(1, comm.size)]
+
+        def add(row: int, piece: int, totals: Tensor = totals, passed: list[list[Tensor]] = passed) -> None:
+            totals[piece].add_(passed[row][piece])
+            passed[row - 1][piece].fill_(-7.0)  # it has been sent
+
+        steps = [
+            Step((right, passed[row - 1][p]), (left, passed[row][p]), then=partial(add, row, p))
+            for row in range(1, comm.size)
+            for p in range(pieces)
+        ]
+        comm.stream(steps, pieces, "metrics/x")
+        for p in range(pieces):
+            others = [value(peer, (length,), torch.float32, what=p) for peer in comm.others()]
+            same(totals[p], sum(others, torch.zeros(length)))
+
+
+def stream_adds(comm: Comm) -> None:
+    """Without anything that follows; a step may be empty."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    sums = [torch.full((length,), 2.0) for length in (5, 0, 40_000)]
+    mine = [torch.full_like(each, comm.rank) for each in sums]
+    if comm.size > 1:
+        steps = [Step((right, out), (left, into), adds=True) for out, into in zip(mine, sums, strict=True)]
+        comm.stream([steps[0], Step(None, None), *steps[1:]], 2, "metrics/y")
+    for each in sums:
+        same(each, torch.full_like(each, 2.0 + (left if comm.size > 1 else 0)))
 
 
 def broadcast(comm: Comm) -> None:
@@ -202,6 +237,8 @@ OPERATIONS: list[Check] = [
     exchange_keeps_order,
     exchange_of_nothing,
     accumulate_in_order,
+    stream_in_order,
+    stream_adds,
     broadcast,
     reduce,
     all_reduce,

@@ -35,6 +35,12 @@ ROUTES = [name for name in names("collectives") if name != "native"] + [f"native
 
 ALGORITHMS = {name: member(Algorithm, name) for name in names("algorithms")}
 ANYWHERE = [name for name, cls in ALGORITHMS.items() if not cls.one_worker and not cls.needs_process_group]
+VARIANTS = [
+    "gradient-average(all-reduce(star, mean), bucket=80B)",
+    "gradient-average(update=bucket)",
+    "gradient-average(bucket=80B, update=bucket, wait=forward)",
+    "gradient-average(bucket=auto, update=bucket, wait=forward)",
+]
 GRADIENT_PRESETS = [name for name in PRESETS if isinstance(parse(name, Algorithm), GradientAverage)]
 
 
@@ -123,6 +129,7 @@ def follow(comm: Comm, algorithm: str | Algorithm, equal: bool) -> list[Array]:
             run.replica.optimizer.zero_grad()
             functional.mse_loss(run.model(inputs), targets).backward()
             run.step()
+            run.algorithm.drain()
             parameters = dict(run.replica.model.named_parameters())
             stacked = torch.vstack([parameters["weight"].detach().t(), parameters["bias"].detach()])
             matrices.append(stacked.numpy().copy())
@@ -159,6 +166,12 @@ def test_presets_that_average_gradients(size: int, preset: str, equal: bool, str
 @pytest.mark.parametrize("overlap", ["true", "false"])
 def test_neither_buckets_nor_overlap_change_the_result(bucket: str, overlap: str) -> None:
     check(3, f"gradient-average(bucket={bucket}, overlap={overlap})", "weighted-mean", equal=False)
+
+
+@pytest.mark.parametrize("how", ["update=bucket", "update=bucket, wait=forward"])
+@pytest.mark.parametrize("size", SIZES)
+def test_when_the_weights_are_updated_does_not_change_the_result(size: int, how: str) -> None:
+    check(size, f"gradient-average(bucket=48B, {how})", "weighted-mean", equal=False)
 
 
 @pytest.mark.parametrize("name", [name for name, cls in ALGORITHMS.items() if cls.one_worker])
@@ -201,14 +214,14 @@ def test_one_object_may_serve_all_workers() -> None:
 
 @pytest.mark.parametrize("optimizer", [momentum, adam])
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS, "gradient-average(all-reduce(star, mean), bucket=80B)"])
+@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS, *VARIANTS])
 def test_a_saved_run_goes_on_bit_by_bit(
     algorithm: str, size: int, optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> None:
     def uninterrupted(comm: Comm) -> Tensor:
         with set_up(comm, algorithm, optimizer=optimizer) as run:
             train(run, range(6))
-            return weights(run.replica.model)
+        return weights(run.replica.model)
 
     def save(comm: Comm) -> bytes:
         with set_up(comm, algorithm, optimizer=optimizer) as run:
@@ -222,14 +235,14 @@ def test_a_saved_run_goes_on_bit_by_bit(
             run.load_state_dict(torch.load(io.BytesIO(files[comm.rank]), weights_only=True))
             train(run, range(3, 6))
             assert run.replica.steps == 6
-            return weights(run.replica.model)
+        return weights(run.replica.model)
 
     files = on_threads(size, save)
     for found, expected in zip(on_threads(size, go_on), on_threads(size, uninterrupted), strict=True):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS])
+@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS, *VARIANTS])
 def test_asking_for_the_state_changes_nothing(algorithm: str) -> None:
     def work(comm: Comm, asking: bool) -> Tensor:
         with set_up(comm, algorithm) as run:
@@ -237,13 +250,13 @@ def test_asking_for_the_state_changes_nothing(algorithm: str) -> None:
                 train(run, range(step, step + 1))
                 if asking:
                     run.state_dict()
-            return weights(run.replica.model)
+        return weights(run.replica.model)
 
     with_it, without = (on_threads(2, lambda comm, asking=asking: work(comm, asking)) for asking in (True, False))
     assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
 
 
-@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS])
+@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS, *VARIANTS])
 def test_after_close_the_model_and_the_optimizer_are_the_users_own(algorithm: str) -> None:
     def work(comm: Comm) -> None:
         model, plain = small_model(), small_model()

@@ -30,6 +30,7 @@ FOUND = [spec for spec in every(Collective) if not spec.startswith("tree(")] + T
 SPECS = [
     *FOUND,
     "ring(segment=32B)",
+    "all-gather(short=0, segment=32B)",
     "tree(segment=32B)",
     "tree(double-binary-tree, segment=32B)",
     "star(root={last})",

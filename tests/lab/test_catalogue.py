@@ -113,7 +113,11 @@ def test_an_algorithm_and_its_parts(chapters: list[Chapter]) -> None:
     assert Parameter("exchange", "part from exchanges", "all-reduce(ring)") in page.parameters
     assert Parameter("overlap", "true or false", "true") in page.parameters
     assert Parameter("bucket", "size, or auto", "4MiB") in page.parameters
-    assert [shorten_paper(paper) for paper in page.papers] == ["Goyal et al. 2017", "Li et al. 2020", "Peng et al. 2019"]
+    assert [shorten_paper(paper) for paper in page.papers] == [
+        "Goyal et al. 2017",
+        "Li et al. 2020",
+        "Peng et al. 2019",
+    ]
 
 
 def test_a_trait_that_one_choice_changes_names_the_choice(chapters: list[Chapter]) -> None:

@@ -25,11 +25,15 @@ Message = tuple[int, Tensor]  # the peer, and what is sent to it or received fro
 
 
 class Step(NamedTuple):
-    """One exchange of a `stream`: what goes out, and where what comes in goes, or what it is added to."""
+    """One exchange of a `stream`: what goes out, and where what comes in goes, or what it is added to.
+
+    `then` is called when it and all before it are complete; it may write into what they have sent and received.
+    """
 
     out: Message | None
     into: Message | None
     adds: bool = False
+    then: Callable[[], None] | None = None
 
 
 class PeerLost(RunFailed):
@@ -89,6 +93,8 @@ class Comm(ABC):
         for step in steps:
             swap = self.accumulate if step.adds else self.exchange
             swap([step.out] if step.out else [], [step.into] if step.into else [], tag)
+            if step.then is not None:
+                step.then()
 
     @abstractmethod
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:

@@ -36,7 +36,7 @@ class Subset(Comm):
         def beneath(message: Message | None) -> Message | None:
             return message and (self._ranks[message[0]], message[1])
 
-        self._inner.stream([Step(beneath(step.out), beneath(step.into), step.adds) for step in steps], lag, tag)
+        self._inner.stream([step._replace(out=beneath(step.out), into=beneath(step.into)) for step in steps], lag, tag)
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         return self._ranks.index(self._inner.recv_any([self._ranks[peer] for peer in sources], tensor, tag))

@@ -13,7 +13,7 @@ import os
 import select
 import ssl
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
@@ -98,16 +98,33 @@ class TcpComm(Comm):
             super().stream(steps, lag, tag)
             return
         code = self._code(tag)
-        received = [self._expect(step, code, tag) for step in steps]
-        sent = []
-        for step, before in zip(steps, [None] * lag + received, strict=False):
-            if before is not None:
-                before.wait()
-            if step.out is not None:
-                sent.append(self.send(*step.out, tag))
-        for each in (*received, *sent):
+        ahead = lag if any(step.then for step in steps) else len(steps)  # what `then` frees is needed again
+        received: list[Receive | None] = []
+        sent: list[Pending | None] = []
+        for index in range(len(steps) + lag):
+            received += [self._expect(step, code, tag) for step in steps[len(received) : index + ahead + 1]]
+            if index >= lag:
+                self._complete(steps[index - lag].then, received, sent, index - lag)
+            if index < len(steps):
+                out = steps[index].out
+                sent.append(self.send(*out, tag) if out is not None else None)
+        for each in sent:
             if each is not None:
                 each.wait()
+
+    def _complete(
+        self, then: Callable[[], None] | None, received: list[Receive | None], sent: list[Pending | None], index: int
+    ) -> None:
+        """A step of a stream has come in, as all before it have; where something is to follow, they are also out."""
+        receive = received[index] if index < len(received) else None
+        if receive is not None:
+            receive.wait()
+        if then is not None:
+            for place, each in enumerate(sent[: index + 1]):
+                if each is not None:
+                    each.wait()
+                sent[place] = None
+            then()
 
     def _expect(self, step: Step, code: int, tag: str) -> Receive | None:
         if step.into is None:

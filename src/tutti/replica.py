@@ -244,8 +244,12 @@ class Replica:
 
     @cached_property
     def _beside(self) -> torch.optim.Optimizer:
-        """An optimizer of the same kind, without the hooks."""
-        return copy.copy(self.optimizer)
+        """An optimizer of the same kind, with the flags that torch does not copy and without the hooks."""
+        beside = copy.copy(self.optimizer)
+        for name, value in vars(self.optimizer).items():
+            if name.startswith("_") and not hasattr(beside, name):
+                setattr(beside, name, value)
+        return beside
 
     def steps_alone(self) -> bool:
         """Whether a parameter's step needs that parameter only: torch's own optimizers; one from elsewhere may look at

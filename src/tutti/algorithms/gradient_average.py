@@ -14,7 +14,8 @@ backward does not wait for the rest either: the next forward waits, layer by lay
 with the gradients between `backward()` and `run.step()`, such as clipping, and nothing around the optimizer's step (its
 hooks are not called). With `wait=forward` there are no gradients behind `run.step()`, as behind `zero_grad()`, and
 weights that are not read through a module's forward (a plain `model.state_dict()`) may still be those of the last step:
-use `run.state_dict()`.
+use `run.state_dict()`. The lane keeps to backward's order, in which the first layers come last: what is hidden is the
+end of the exchange behind loading and the first layers, not more.
 
 Paper: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017); Li et al., "PyTorch
 distributed: experiences on accelerating data parallel training" (2020), for buckets and overlap; Peng et al., "A

@@ -119,6 +119,9 @@ def _keys(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
 
 def _draw_panel(axes: Axes, panel: Panel, named: bool) -> None:
     for index, curve in enumerate(panel.curves):
+        if len(curve.points) == 1 and "marker" not in curve.look:
+            axes.axhline(curve.points[0][1], **curve.look)  # a line of one point would not be seen
+            continue
         every = max(1, len(curve.points) // _MARKS)
         marks = (index * every // len(panel.curves), every)  # lines on top of each other show their marks in turn
         axes.plot(

@@ -164,7 +164,7 @@ def test_the_race_is_a_choice_of_presets_and_the_two_references() -> None:
     ("arguments", "sentence"),
     [
         (["run", "rign"], "did you mean 'ring'?"),
-        (["run", "ddp(bucket=fast)"], "takes a size such as 25MiB, not 'fast'"),
+        (["run", "ddp(bucket=fast)"], "takes a size such as 25MiB, or auto, not 'fast'"),
         (["run", "ddp(buckets=1MiB)"], "did you mean 'bucket'?"),
         (["run", "gradient-average(ring)"], "write all-reduce(ring)"),
         (["run", "ddp("], "found the end"),

@@ -172,21 +172,29 @@ def _on_threads(
 
     with _computing_threads(options.threads_each()):
         threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(options.workers)]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for thread in threads:
                 thread.join()
         except KeyboardInterrupt:
             interrupted.set()
-            for rank, thread in enumerate(threads):  # Python cannot end while they are inside torch
+            for rank in range(options.workers):
                 world.abort(rank)
-                thread.join(_THREADS_END)
+            _wait_for_the_end(threads)
             raise
     if errors:
         rank, error = min(errors, key=lambda e: isinstance(e[1], PeerLost))
         raise Failure.of(rank, error, 0.0).error() from error
     return results[0]
+
+
+def _wait_for_the_end(threads: list[threading.Thread]) -> None:
+    """Of all, also of one that is only just starting: Python cannot end while a thread is inside torch."""
+    clock = Clock()
+    limit = clock.now() + _THREADS_END
+    while not set(threads).isdisjoint(threading.enumerate()) and clock.now() < limit:
+        clock.sleep(0.01)
 
 
 @contextmanager

@@ -169,7 +169,7 @@ def test_a_wrong_option_gets_a_sentence(
 
 @needs_hosts
 def test_hosts_need_processes(tmp_path: Path) -> None:
-    done = tutti("bench", *QUICK, "--network", "hosts(1Gbit)", "--out", str(tmp_path / "out"))
+    done = tutti("bench", *QUICK, "--network", "hosts(100Mbit)", "--out", str(tmp_path / "out"))
     assert done.returncode == 2
     assert "leave --engine threads out" in done.stderr
 

@@ -35,16 +35,16 @@ input()
 @needs_quota
 def test_try_measures_and_shows_a_row_per_host(tmp_path: Path) -> None:
     """Its table is whole where nobody says how wide the place is."""
-    spec, target = "hosts(100Mbit, cpu=0.3, slow-rate=50Mbit)", tmp_path / "net.json"
+    spec, target = "hosts(40Mbit, cpu=0.3, slow-rate=20Mbit)", tmp_path / "net.json"
     done = tutti("net", "try", spec, "--workers", "2", "--json", str(target))
     assert done.returncode == 0, done.stderr
     header, _, *rows = done.stdout.splitlines()
     assert header.split("  ")[0] == "host"
-    assert [row.split()[:2] for row in rows[:2]] == [["0", "100"], ["1", "50.0"]]
+    assert [row.split()[:2] for row in rows[:2]] == [["0", "40.0"], ["1", "20.0"]]
     assert spec in done.stdout
     measured = json.loads(target.read_text())
     assert measured["asked"] == spec
-    assert [row["asked"] for row in measured["measured"]] == [1e8, 5e7]
+    assert [row["asked"] for row in measured["measured"]] == [4e7, 2e7]
     assert [row["cpu_asked"] for row in measured["measured"]] == [0.3, 0.3]
 
 
@@ -60,7 +60,7 @@ def test_json_on_standard_output_is_nothing_but_json() -> None:
     [
         (["try", "loopback"], "there is nothing to try in 'loopback'; ask for hosts"),
         (["try", "hosst"], "did you mean 'hosts'?"),
-        (["try", "hosts(10)"], "takes a rate such as 100Mbit, not '10'"),
+        (["try", "hosts(10)"], "takes a rate such as 100Mbit, or none, not '10'"),
         (["try", "hosts", "--workers", "201"], "has room for 200 hosts, not 201"),
         (["try", "hosts(cpu=1000)"], "do not fit on"),
         (["try", "hosts", "--json", "no/such/folder.json"], "there is no folder"),

@@ -28,12 +28,12 @@ def take(rates, cpus=None, quotas=None):
 
 @pytest.fixture(scope="module")
 def two_links() -> dict[str, Any]:
-    found: dict[str, Any] = run_inside(f"{MEASURE}result = take([20e6, 200e6])")
+    found: dict[str, Any] = run_inside(f"{MEASURE}result = take([10e6, 50e6])")
     return found
 
 
 @needs_hosts
-@pytest.mark.parametrize(("host", "rate"), [(0, 20e6), (1, 200e6)])
+@pytest.mark.parametrize(("host", "rate"), [(0, 10e6), (1, 50e6)])
 def test_a_link_has_its_rate_in_both_directions(two_links: dict[str, Any], host: int, rate: float) -> None:
     row = two_links["measured"][host]
     assert set(row) == {"host", "asked", "out", "in", "payload_out", "payload_in", "latency", "cpu_asked", "cpu"}

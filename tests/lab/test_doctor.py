@@ -47,7 +47,7 @@ def test_every_check_is_there_and_none_is_a_problem(checks: dict[str, Check]) ->
         *("Python", "torch", "torch.distributed", "numpy", "rich", "matplotlib", "scikit-learn", "start method"),
         *("openssl", "cores", "load", "memory", "free disk", "loopback", "hosts"),
         *("interfaces", "wire listens on"),
-        *("wire tcp", "wire torch (gloo)"),
+        *("wire shared", "wire torch (gloo)"),
     }
     assert not [check for check in checks.values() if check.status == "problem"]
     for check in checks.values():
@@ -56,7 +56,7 @@ def test_every_check_is_there_and_none_is_a_problem(checks: dict[str, Check]) ->
 
 
 def test_the_live_test_says_how_fast(checks: dict[str, Check]) -> None:
-    for name in ("wire tcp", "wire torch (gloo)"):
+    for name in ("wire shared", "wire torch (gloo)"):
         assert re.fullmatch(r"4 KiB in [\d.]+ [mµ]?s, 4 MiB at [\d.]+ [KMG]iB/s", checks[name].value)
 
 
@@ -106,7 +106,7 @@ def test_without_torch_the_rest_is_examined(monkeypatch: pytest.MonkeyPatch) -> 
     assert checks["torch"].status == "problem"
     assert "pip install torch" in checks["torch"].advice
     assert "loopback" in checks
-    assert "wire tcp" not in checks
+    assert "wire shared" not in checks
 
 
 @pytest.mark.usefixtures("no_wires")
@@ -204,5 +204,5 @@ def test_workers_that_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_sums_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ping, "ping", lambda: [ping.Ping("tcp", 1e-4, 1e9, right=False)])
-    assert find("wire tcp").status == "problem"
+    monkeypatch.setattr(ping, "ping", lambda: [ping.Ping("shared", 1e-4, 1e9, right=False)])
+    assert find("wire shared").status == "problem"

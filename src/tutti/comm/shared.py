@@ -38,7 +38,6 @@ _POSITIONS = 4 * _LINE  # bytes before the ring
 _ROOM = 2**23  # bytes of all the pipes to one worker's peers, more or less
 _LEAST_ROOM = 2**18  # bytes of one pipe
 _SHORT = 2**16  # bytes of a message that goes at once
-_TURNS = 40  # looks at the memory without sleeping
 _LONG = 2**15  # bytes from which a copy is worth letting other threads run
 _NAP = 0.05  # seconds; the longest sleep between two looks at the memory, should a wake-up call get lost
 _LOOKS = 32  # at the memory, for one at the sockets
@@ -51,6 +50,7 @@ class SharedComm(TcpComm):
     """One worker's end; see the module."""
 
     wire = "shared"
+    turns = 100
 
     def __init__(
         self, rank: int, size: int, store: dist.Store, access: Access, clock: Clock | None = None, mesh: str = "main"
@@ -102,7 +102,7 @@ class SharedComm(TcpComm):
         code, pipes = self._code(tag), self._pipes
         sent = [self.send(peer, tensor, tag) for peer, tensor in sends if not pipes[peer].post(code, tensor)]
         missing = [message for message in recvs if not pipes[message[0]].fetch(code, message[1])]
-        turns = 0 if sent else _TURNS
+        turns = 0 if sent else self.turns
         while missing and turns:
             _give_way()
             turns -= 1

@@ -26,7 +26,6 @@ from tutti.comm.handshake import Access, build_mesh
 from tutti.comm.link import BYE, HEADER, Add, Link, Receive, Send
 
 _CLOSING_SECONDS = 2.0
-_TURNS = 20  # polls without sleeping
 _give_way = getattr(os, "sched_yield", lambda: None)
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -35,6 +34,7 @@ class TcpComm(Comm):
     """One worker's end; see the module."""
 
     wire = "tcp"
+    turns = 20  # looks without sleeping
 
     def __init__(
         self, rank: int, size: int, store: dist.Store, access: Access, clock: Clock | None = None, mesh: str = "main"
@@ -213,7 +213,7 @@ class TcpComm(Comm):
 
     def _take_turns(self, pending: Send | Receive) -> bool:
         """Look a few times and give way to others in between, before sleeping: waking up takes longer than a turn."""
-        for _ in range(_TURNS):
+        for _ in range(self.turns):
             if pending.done:
                 return True
             if not self._progress(0):

@@ -1,4 +1,4 @@
-"""The MPI side of wire.py: run by it under mpirun, prints rows of the same form."""
+"""The MPI side of wire.py and routes.py: run by them under mpirun, prints rows; a sample is the slowest worker's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def main() -> None:
                 comm.Allreduce(MPI.IN_PLACE, buffer)
             times["all-reduce"].append((MPI.Wtime() - begun) / row_of)
             assert buffer[0] == comm.size**row_of == buffer[-1], "MPI is wrong"
-        rows += [row(comm.size, nbytes, operation, "mpi", seconds) for operation, seconds in times.items()]
+        for operation, seconds in times.items():
+            slowest = [max(sample) for sample in zip(*comm.allgather(seconds), strict=True)]
+            rows.append(row(comm.size, nbytes, operation, "mpi", slowest))
     if comm.rank == 0:
         print(json.dumps(rows))
 

@@ -37,7 +37,7 @@ _LINE = 64  # bytes; what two processors hand each other at a time
 _POSITIONS = 4 * _LINE  # bytes before the ring
 _ROOM = 2**23  # bytes of all the pipes to one worker's peers, more or less
 _LEAST_ROOM = 2**18  # bytes of one pipe
-_SHORT = 2**16  # bytes of a message that goes at once
+_SHORT = 2**19  # bytes of a message that goes at once
 _LONG = 2**15  # bytes from which a copy is worth letting other threads run
 _NAP = 0.05  # seconds; the longest sleep between two looks at the memory, should a wake-up call get lost
 _LOOKS = 32  # at the memory, for one at the sockets
@@ -309,7 +309,7 @@ class _Pipe:
         if not tensor.is_cpu:
             return False
         HEADER.pack_into(self._ring, place, code, nbytes)
-        self._ring[place + HEADER.size : place + end - at] = bytes_of(tensor)
+        _copy(self._ring[place + HEADER.size : place + end - at], bytes_of(tensor))
         self._written[0] = end
         return True
 
@@ -323,7 +323,7 @@ class _Pipe:
             return False
         if HEADER.unpack_from(self._ring, place) != (code, nbytes) or not tensor.is_cpu:
             return False
-        bytes_of(tensor)[:] = self._ring[place + HEADER.size : place + end - at]
+        _copy(bytes_of(tensor), self._ring[place + HEADER.size : place + end - at])
         self._read[0] = end
         return True
 

@@ -22,6 +22,7 @@ import torch
 
 from tutti.collectives.ring import Ring
 from tutti.comm.base import Comm
+from tutti.comm.rendezvous import WireOptions
 from tutti.launch import LaunchOptions, Report, launch
 
 SIZES = [4 * 2**10, 64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20, 64 * 2**20]
@@ -121,7 +122,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for workers in args.workers:
-        rows += launch(measure, (args.sizes, args.repeats), LaunchOptions(workers), lambda _: None)
+        options = LaunchOptions(workers, wire=WireOptions("tcp"))
+        rows += launch(measure, (args.sizes, args.repeats), options, lambda _: None)
         rows += measure_mpi(workers, args.sizes, args.repeats)
     print_table(rows)
     if args.json:

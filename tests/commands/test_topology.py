@@ -115,3 +115,9 @@ def test_figures_need_neither_torch_nor_matplotlib() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_picture_has_the_ending_of_its_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", "ring", "--png", str(tmp_path / "ring.gif")]) == 2
+    assert "--png takes a file that ends in .png, not" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

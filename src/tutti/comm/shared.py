@@ -43,9 +43,6 @@ _NAP = 0.05  # seconds; the longest sleep between two looks at the memory, shoul
 _LOOKS = 32  # at the memory, for one at the sockets
 
 
-_give_way = getattr(os, "sched_yield", lambda: None)
-
-
 class SharedComm(TcpComm):
     """One worker's end; see the module."""
 
@@ -104,8 +101,7 @@ class SharedComm(TcpComm):
         missing = [message for message in recvs if not pipes[message[0]].fetch(code, message[1])]
         turns = 0 if sent else self.turns
         while missing and turns:
-            _give_way()
-            turns -= 1
+            turns = turns - 1 if self._give_way() else 0
             missing = [message for message in missing if not pipes[message[0]].fetch(code, message[1])]
         received = [self.recv(peer, tensor, tag) for peer, tensor in missing]
         for each in (*received, *sent):

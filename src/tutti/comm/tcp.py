@@ -26,7 +26,8 @@ from tutti.comm.handshake import Access, build_mesh
 from tutti.comm.link import BYE, HEADER, Add, Link, Receive, Send
 
 _CLOSING_SECONDS = 2.0
-_give_way = getattr(os, "sched_yield", lambda: None)
+_TURN_SECONDS = 2e-4  # what a turn of another worker that is also waiting may take
+_yield = getattr(os, "sched_yield", lambda: None)
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -216,9 +217,16 @@ class TcpComm(Comm):
         for _ in range(self.turns):
             if pending.done:
                 return True
-            if not self._progress(0):
-                _give_way()
+            if not self._progress(0) and not self._give_way():
+                break
         return pending.done
+
+    def _give_way(self) -> bool:
+        """Let others run; False if one that computes has taken the processor: then sleeping is better, since whoever
+        is woken up comes before those who compute."""
+        begun = self.clock.now()
+        _yield()
+        return self.clock.now() - begun < _TURN_SECONDS
 
     def _progress(self, seconds: float) -> bool:
         """Move what can move, waiting so long for the first; False if nothing could."""

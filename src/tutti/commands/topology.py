@@ -74,6 +74,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"{'--from' if args.source is not None else '--rounds'} belongs to --spread, which is missing")
     if args.name is None and (args.spread or args.png or args.svg):
         raise UserError("a drawing needs the NAME of a topology, such as ring")
+    for target, form in ((args.png, "png"), (args.svg, "svg")):
+        if target is not None and not target.endswith(f".{form}"):
+            raise UserError(f"--{form} takes a file that ends in .{form}, not {target}")
     for option, target in (("--json", args.json), ("--png", args.png), ("--svg", args.svg)):
         check_file(target, option)
 

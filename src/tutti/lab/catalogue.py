@@ -54,7 +54,7 @@ _ORDER = (
 WORKERS = (2, 4, 8)  # what a route costs is shown for these
 PRICE_HEADERS = ("route", "rounds", "busiest link", "total")
 PRICES = f"for {', '.join(map(str, WORKERS))} workers; bytes as multiples of S, the size of the buffer"
-_S = 840 * 2**20  # a buffer that every small number of workers can share evenly
+_S = 840 * 64  # a buffer that every small number of workers can share evenly, and that goes in one piece
 
 # What a trait means to a reader; where there is nothing to say, nothing is said. {} takes a value that is a word.
 TRAITS: Mapping[str, Mapping[Any, str] | str] = {

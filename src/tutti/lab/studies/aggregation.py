@@ -141,6 +141,11 @@ class _Grid:
     study: Aggregation
     outcomes: dict[str, Outcome]
 
+    @property
+    def compared(self) -> int:
+        """First steps whose losses are compared."""
+        return min(COMPARED, self.study.steps)
+
     def at(self, place: str, way: Way, sent: str = HONEST) -> Outcome:
         return self.outcomes[_name(place, way, sent)]
 
@@ -262,7 +267,7 @@ def _sum_is_mean(grid: _Grid, total: Way) -> Claim:
     return Claim(
         "The sum of gradients is their mean with a learning rate so many times as high.",
         f"at lr/{total.divisor:g} the losses are the mean's, to rounding",
-        f"largest difference in {COMPARED} steps {_say_gap(gap)}; {corrected}, and {given} at lr",
+        f"largest difference in {grid.compared} steps {_say_gap(gap)}; {corrected}, and {given} at lr",
         "holds" if gap < _SAME_LOSS else "does not hold",
         "Dividing the learning rate by the number of workers divides the sum by it.",
     )
@@ -286,7 +291,7 @@ def _parameters_are_gradients(grid: _Grid) -> Claim:
     return Claim(
         "The mean of parameters after every step is the mean of gradients, for SGD.",
         "the same losses, to rounding",
-        f"largest difference in {COMPARED} steps {_say_gap(gap)}; "
+        f"largest difference in {grid.compared} steps {_say_gap(gap)}; "
         f"{_say(grid.at('parameters', MEAN))} and {format_percent(grid.reached)}",
         "holds" if gap < _SAME_LOSS else "does not hold",
         "The step of SGD, with momentum too, is linear in the gradient, and all start from the same weights.",
@@ -375,7 +380,7 @@ def _show_models(grid: _Grid) -> Section:
     header = ("aggregator", "on", "training loss", "test loss", "losses apart\nfrom the mean's")
     caption = (
         f"All honest. The training loss is that of the last steps, all workers together; the last column is "
-        f"the largest difference of a step's loss to the mean of gradients in the first {COMPARED} steps; "
+        f"the largest difference of a step's loss to the mean of gradients in the first {grid.compared} steps; "
         f"{grid.study.spread}."
     )
     return Section("What becomes of the model", [Table(header, rows, caption)])

@@ -32,7 +32,7 @@ _BLOCKS = 3  # in memory: one comes in, one is summed, and one may still be wait
 @dataclass
 class AllGather(Collective):
     short: Bytes = 64 * 2**10
-    segment: Bytes = 256 * 2**10
+    segment: Bytes = 2**20
 
     meets: ClassVar[bool] = True
     operations: ClassVar[tuple[str, ...]] = ("all-reduce", "all-gather")

@@ -74,14 +74,15 @@ class SharedComm(TcpComm):
         room = max(_LEAST_ROOM, _ROOM // self.size)
         offers = {peer: _make_file(2 * (_POSITIONS + room)) for peer in peers if peer > self.rank}
         names = {peer: torch.zeros(128, dtype=torch.uint8) for peer in peers if peer < self.rank}
-        sends = [(peer, _to_tensor(name)) for peer, (name, _) in offers.items()]
-        self.exchange(sends, list(names.items()), "control/memory")
-        taken = {peer: _open_file(_to_text(name)) for peer, name in names.items()}
         answers = {peer: torch.zeros(1) for peer in offers}
-        sends = [(peer, torch.full((1,), float(memory is not None))) for peer, memory in taken.items()]
-        self.exchange(sends, list(answers.items()), "control/memory")
-        for name, _ in offers.values():
-            if name:
+        try:
+            sends = [(peer, _to_tensor(name)) for peer, (name, _) in offers.items()]
+            self.exchange(sends, list(names.items()), "control/memory")
+            taken = {peer: _open_file(_to_text(name)) for peer, name in names.items()}
+            sends = [(peer, torch.full((1,), float(memory is not None))) for peer, memory in taken.items()]
+            self.exchange(sends, list(answers.items()), "control/memory")
+        finally:
+            for name in (name for name, _ in offers.values() if name):
                 Path(name).unlink(missing_ok=True)
         made = {peer: memory for peer, (_, memory) in offers.items() if answers[peer].item()}
         return [self._join(peer, memory) for peer, memory in sorted({**made, **taken}.items()) if memory is not None]

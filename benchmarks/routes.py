@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from wire import measure_mpi
 
 KIB, MIB = 2**10, 2**20
 LOOPBACK_SIZES = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 32 * MIB, 64 * MIB]
@@ -39,12 +39,8 @@ def bench(*options: str) -> list[dict[str, Any]]:
 
 def run_mpi(workers: int, sizes: list[int]) -> dict[int, float]:
     """Median seconds of Open MPI's all-reduce by size; nothing where it is not installed."""
-    if find_spec("mpi4py") is None or shutil.which("mpirun") is None:
-        return {}
-    program = Path(__file__).with_name("wire_mpi.py")
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(workers), sys.executable, str(program)]
-    done = subprocess.run([*command, "15", *map(str, sizes)], capture_output=True, text=True, check=True)
-    return {row["bytes"]: row["median"] for row in json.loads(done.stdout) if row["operation"] == "all-reduce"}
+    rows = measure_mpi(workers, sizes, repeats=15)
+    return {row["bytes"]: row["median"] for row in rows if row["operation"] == "all-reduce"}
 
 
 # --- loopback --------------------------------------------------------------------------------------------------------

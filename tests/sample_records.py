@@ -24,6 +24,7 @@ def make_record(
     source: str = "metered",
     steps: int = 41,
     network: dict[str, Any] | None = None,
+    choices: dict[str, str] | None = None,
     **plan: Any,
 ) -> Record:
     """The quartiles of the steps lie at step ± spread / 2 (the first steps are not counted).
@@ -47,6 +48,7 @@ def make_record(
         "bytes_per_step": nbytes,
         "bytes_source": source,
         "interface_bytes_per_step": nbytes if source == "interface" else None,
+        "choices": choices or {},
     }
     return Record(
         name=name,

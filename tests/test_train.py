@@ -56,6 +56,7 @@ def test_measurements_add_up() -> None:
         # one bucket: 61,706 gradients and 44 elements between them, 10 flags, a weight; each worker sends that once
         assert row["bytes_per_step"] == 4 * (61706 + 44 + 10 + 1)
         assert row["bytes_source"] == "metered"
+        assert row["choices"] == {}
 
 
 def test_it_evaluates_at_the_end_of_every_epoch() -> None:

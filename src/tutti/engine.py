@@ -292,6 +292,7 @@ def check(algorithm: Algorithm, wire: str, workers: int, device: torch.device) -
         raise UserError(f"'{algorithm}' needs torch's process group, which threads do not have; use --engine processes")
     if wire == "threads" and workers > 1 and device.type == "cuda":
         raise UserError("threads share one backward thread per CUDA device and would deadlock; use --engine processes")
+    algorithm.check(workers)
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:

@@ -129,6 +129,20 @@ class Member:
     def name(self) -> str:
         return type(self).__module__.rpartition(".")[2].replace("_", "-")
 
+    def check(self, workers: int) -> None:
+        """Refuse a number of workers that cannot be, before anything is set up; a member asks its parts."""
+        for each in self.members():
+            each.check(workers)
+
+    def choices(self) -> dict[str, str]:
+        """What was left to it and it has chosen since, by what that is called; a member asks its parts."""
+        return {name: chosen for each in self.members() for name, chosen in each.choices().items()}
+
+    def members(self) -> list[Member]:
+        """Its parts that are members themselves."""
+        values = [getattr(self, field.name) for field in fields_of(type(self))]
+        return [value for value in values if isinstance(value, Member)]
+
     def __str__(self) -> str:
         texts = []
         positional = True

@@ -88,6 +88,7 @@ class Measurements:
     bytes_source: str = "metered"
     interface_bytes_per_step: float | None = None  # where the interface is this worker's own
     traffic: list[dict[str, object]] = field(default_factory=list)
+    choices: dict[str, str] = field(default_factory=dict)  # what the algorithm found out by itself
 
 
 def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]]:
@@ -198,7 +199,7 @@ class _Stopwatch:
         log.bytes_source = "formula" if self._by_formula() > self._formula_at_start else "metered"
         if run.comm.interface:
             log.interface_bytes_per_step = (self._passed() - self._passed_at_start) / max(1, len(log.seconds))
-        log.traffic = run.meter.rows()
+        log.traffic, log.choices = run.meter.rows(), run.algorithm.choices()
         rows: list[bytes] = run.comm.gather_bytes(json.dumps(asdict(log)).encode())
         return [json.loads(row) for row in rows]
 

@@ -11,6 +11,7 @@ import torch
 
 from tutti.aggregators.base import Aggregator
 from tutti.aggregators.krum import Krum
+from tutti.errors import UserError
 from tutti.spec import parse
 
 FEWEST = 5  # workers, unless there is only one
@@ -73,7 +74,7 @@ def test_too_few_workers(bad: int, size: int) -> None:
     """The sentence says what would work, and that does."""
     needed = 2 * bad + 3
     with pytest.raises(
-        ValueError, match=rf"needs at least 2 \* bad \+ 3 = {needed} workers, and there are {size}"
+        UserError, match=rf"needs at least 2 \* bad \+ 3 = {needed} workers, and there are {size}"
     ) as caught:
         Krum(bad).check(size)
     advised = re.search(r"use (?:(bad=\d+), )?median or more workers$", str(caught.value))

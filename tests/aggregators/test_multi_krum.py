@@ -11,6 +11,7 @@ import torch
 
 from tutti.aggregators.base import Aggregator
 from tutti.aggregators.multi_krum import MultiKrum
+from tutti.errors import UserError
 from tutti.spec import parse
 
 FEWEST = 5  # workers, unless there is only one
@@ -58,7 +59,7 @@ def test_by_default_all_bad_ones_are_left_out(bad: int, garbage: float) -> None:
 
 @pytest.mark.parametrize(("bad", "size"), [(1, 4), (2, 6), (0, 2)])
 def test_too_few_workers(bad: int, size: int) -> None:
-    with pytest.raises(ValueError, match=rf"needs at least 2 \* bad \+ 3 = {2 * bad + 3} workers"):
+    with pytest.raises(UserError, match=rf"needs at least 2 \* bad \+ 3 = {2 * bad + 3} workers"):
         MultiKrum(bad).check(size)
     MultiKrum(bad).check(2 * bad + 3)
     MultiKrum(bad).check(1)
@@ -67,7 +68,7 @@ def test_too_few_workers(bad: int, size: int) -> None:
 @pytest.mark.parametrize(("keep", "size"), [(5, 5), (8, 7)])
 def test_keeping_more_than_can_be_honest(keep: int, size: int) -> None:
     """The sentence says what would work, and that does."""
-    with pytest.raises(ValueError, match=rf"keep \+ bad = {keep + 1} workers, or bad ones are kept") as caught:
+    with pytest.raises(UserError, match=rf"keep \+ bad = {keep + 1} workers, or bad ones are kept") as caught:
         MultiKrum(keep=keep).check(size)
     advised = re.search(r"use (keep=\d+) or more workers$", str(caught.value))
     assert advised is not None

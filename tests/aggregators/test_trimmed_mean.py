@@ -11,6 +11,7 @@ import torch
 
 from tutti.aggregators.base import Aggregator
 from tutti.aggregators.trimmed_mean import TrimmedMean
+from tutti.errors import UserError
 from tutti.spec import SpecError, parse
 
 FEWEST = 3  # workers, unless there is only one
@@ -53,7 +54,7 @@ def test_stands_as_many_as_are_cut_off(trim: int, garbage: float) -> None:
 @pytest.mark.parametrize(("trim", "size"), [(1, 2), (2, 3), (2, 4), (3, 6), (9, 2)])
 def test_too_few_workers(trim: int, size: int) -> None:
     """The sentence says what would work, and that does."""
-    with pytest.raises(ValueError, match=rf"needs at least 2 \* trim \+ 1 = {2 * trim + 1} workers") as caught:
+    with pytest.raises(UserError, match=rf"needs at least 2 \* trim \+ 1 = {2 * trim + 1} workers") as caught:
         TrimmedMean(trim).check(size)
     advised = re.search(r"use (trim=\d+), median or more workers", str(caught.value))
     assert advised is not None

@@ -670,6 +670,7 @@ def test_an_error_on_the_lane_does_not_hide_the_users_own() -> None:
 # --- bucket=auto -----------------------------------------------------------------------------------------------------
 
 CANDIDATES = {1000: 1, 112: 2, 16: 4}  # bytes, and how many buckets of them the small model has
+SPELT = {1000: "1KB", 112: "112B", 16: "16B"}
 STEPS = 3 + 2 * 4 * len(CANDIDATES)  # until the size is fixed
 AUTO = ("bucket=auto", "bucket=auto, update=bucket", "bucket=auto, update=bucket, wait=forward")
 
@@ -701,6 +702,9 @@ def tune(comm: Comm, how: str = "bucket=auto", steps: int = STEPS + 4) -> list[i
             sizes.append(run.state_dict()["algorithm"]["bucket"])
             assert len(run.replica.buckets) == CANDIDATES[sizes[-1]]
             assert run.algorithm.tuning == (step < STEPS)
+            assert run.algorithm.choices() == (
+                {} if step < STEPS else {"bucket": f"{sizes[-1]}B" if sizes[-1] < 1000 else "1KB"}
+            )
             train(run, range(step, step + 1))
         return sizes
 

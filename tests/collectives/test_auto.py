@@ -11,7 +11,9 @@ from workers import on_tcp, on_threads
 
 from tutti.collectives import auto
 from tutti.collectives.auto import CANDIDATES, Auto
+from tutti.collectives.base import Collective
 from tutti.comm.base import Comm
+from tutti.spec import parse
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +31,17 @@ def prepare(comm: Comm) -> list[str]:
 
 def test_until_it_has_measured() -> None:
     assert [str(Auto().choose(nbytes)) for nbytes in (0, 2**15, 2**15 + 4)] == ["butterfly", "butterfly", "ring"]
+
+
+def test_it_tells_what_it_chose_as_ranges() -> None:
+    route = Auto()
+    assert route.choices() == {}
+    chosen = {1024: "butterfly", 4096: "butterfly", 16384: "star", 65536: "ring", 262144: "ring"}
+    route._routes = [(nbytes, parse(name, Collective)) for nbytes, name in chosen.items()]
+    assert route.choices() == {"route": "butterfly up to 8KiB, star up to 32KiB, ring above"}
+    assert [str(route.choose(nbytes)) for nbytes in (8191, 8193, 32767, 32769)] == ["butterfly", "star", "star", "ring"]
+    route._routes = route._routes[-2:]
+    assert route.choices() == {"route": "ring"}
 
 
 def test_threads_do_not_measure(cache: Path) -> None:

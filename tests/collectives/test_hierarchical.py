@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from workers import on_tcp, on_threads
 
 from tutti.collectives import hierarchical
 from tutti.collectives.base import Collective
-from tutti.collectives.hierarchical import Hierarchical, find_hosts, name_this_host
+from tutti.collectives.hierarchical import Hierarchical, find_hosts
 from tutti.comm.base import Comm
 from tutti.comm.metered import Meter, metered
 from tutti.comm.threads import World
@@ -67,7 +66,7 @@ def test_one_host_has_nothing_between() -> None:
 def four_on_two(monkeypatch: pytest.MonkeyPatch) -> threading.local:
     """Every thread says where it is: workers 0 and 2 on one host, 1 and 3 on another."""
     place = threading.local()
-    monkeypatch.setattr(hierarchical, "name_this_host", lambda: ["here", "elsewhere"][place.rank % 2])
+    monkeypatch.setattr(hierarchical, "name_host", lambda: ["here", "elsewhere"][place.rank % 2])
     return place
 
 
@@ -100,17 +99,6 @@ def test_hosts_are_found_once(four_on_two: threading.local) -> None:
 
 def test_workers_of_one_process_are_on_one_host() -> None:
     assert on_tcp(3, find_hosts) == [[[0, 1, 2]]] * 3
-
-
-def test_a_host_is_a_kernel_and_its_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert name_this_host() == name_this_host()
-    network = tmp_path / "net"
-    network.symlink_to("net:[42]")
-    monkeypatch.setattr(hierarchical, "_NETWORK", network)
-    assert name_this_host().endswith(" net:[42]")
-    monkeypatch.setattr(hierarchical, "_BOOT", tmp_path / "missing")
-    monkeypatch.setattr("socket.gethostname", lambda: "athene")
-    assert name_this_host() == "athene net:[42]"
 
 
 def test_hosts_must_add_up() -> None:

@@ -21,6 +21,7 @@ from workers import SIZES, on_threads
 
 from tutti.aggregators.base import Aggregator
 from tutti.comm.base import Comm
+from tutti.errors import UserError
 from tutti.spec import names, parse
 
 SPECS = every(Aggregator)
@@ -83,7 +84,7 @@ def test_too_few_workers_are_refused(spec: str, size: int) -> None:
     if enough(spec, size):
         aggregator.check(size)
         return
-    with pytest.raises(ValueError, match=rf"^needs at least .* workers, and there are {size}; use .*more workers$"):
+    with pytest.raises(UserError, match=rf"^'.*' needs at least .* workers, and there are {size}; use .*more workers$"):
         aggregator.check(size)
 
 

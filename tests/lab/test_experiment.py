@@ -15,7 +15,7 @@ from sample_records import make_record
 
 from tutti.errors import RunFailed, UserError
 from tutti.lab import experiment
-from tutti.lab.experiment import Job, forget, run_jobs
+from tutti.lab.experiment import Job, run_jobs
 from tutti.lab.record import Record
 from tutti.lab.run import Entry, finished
 from tutti.launch import LaunchOptions
@@ -273,17 +273,25 @@ def test_a_record_from_before_there_were_networks_counts_as_loopback(tmp_path: P
     assert finished(path, "ring", PLAN, record.workers + 1, "loopback") is None
 
 
-def test_forgetting_removes_the_records_and_nothing_else(lab: Laboratory, tmp_path: Path) -> None:
+def test_a_fresh_start_removes_the_records_and_nothing_else(lab: Laboratory, tmp_path: Path) -> None:
     jobs = make_jobs("a", "b")
     run_jobs(jobs, 2, tmp_path, lab)
     for name in ("package.json", "a.json", "report.html"):
         (tmp_path / name).write_text("mine")
-    forget(jobs, 2, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "package.json", "report.html"]
     lab.log.clear()
-    run_jobs(jobs, 2, tmp_path, lab)
-    assert lab.runs == ["a", "b", "b", "a"]
-    forget(jobs, 5, tmp_path / "nowhere")
+    lab.broken = "a"
+    with pytest.raises(RunFailed):
+        run_jobs(jobs, 2, tmp_path, lab, fresh=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "package.json", "report.html"]
+
+
+def test_a_fresh_start_that_cannot_be_made_removes_nothing(lab: Laboratory, tmp_path: Path) -> None:
+    run_jobs(make_jobs("a"), 1, tmp_path, lab)
+    before = sorted(tmp_path.iterdir())
+    impossible = make_jobs("b", spec="gradient-average(all-reduce(ring, median))")
+    with pytest.raises(UserError, match="needs whole contributions"):
+        run_jobs([*make_jobs("a"), *impossible], 1, tmp_path, lab, fresh=True)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sample_records import make_empty, make_race, make_record
 
-from tutti.lab.labels import describe_conditions, join, make_labels, shorten
+from tutti.lab.labels import describe_choices, describe_conditions, join, make_labels, shorten
 
 LONG = "gradient-average(all-reduce(ring), bucket={}MiB)"
 
@@ -33,6 +33,11 @@ def test_labels_are_distinct_and_short_whatever_the_names() -> None:
     labels = make_labels([make_record(name) for name in names], 20)
     assert len(set(labels)) == 3
     assert max(map(len, labels)) <= 20
+
+
+def test_choices_of_those_that_had_one() -> None:
+    records = [make_record("a", choices={"bucket": "2MiB", "route": "ring"}), make_record("b"), make_empty("c")]
+    assert describe_choices(records, ["one", "two", "three"]) == ["one chose bucket 2MiB, route ring"]
 
 
 def test_conditions() -> None:

@@ -68,6 +68,11 @@ def test_the_caption_says_where_bytes_come_from() -> None:
     assert "formula" not in " ".join(show([make_record()]))
 
 
+def test_the_caption_says_what_was_chosen() -> None:
+    assert "ddp chose bucket 2MiB" in " ".join(show([make_record(choices={"bucket": "2MiB"}), make_record("ring")]))
+    assert "chose" not in " ".join(show(make_race()))
+
+
 def test_a_long_name_is_folded_and_nothing_else() -> None:
     name = "gradient-average(all-reduce(ring), bucket=1MiB)"
     lines = show([*make_race(), make_record(name)])

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
+from tutti.errors import UserError
 from tutti.spec import Member
 
 _AT_ONCE: Final = 2**16  # columns sorted together: few enough for the processor's cache
@@ -36,12 +37,6 @@ class Aggregator(Member):
     def weight(self, samples: float) -> float:
         """How much a contribution from so many samples counts."""
         return 1.0
-
-    def check(self, size: int) -> None:
-        """Raise a ValueError if so many workers are too few: what it needs, and what would work.
-
-        The exchange puts the member's name before it. One worker alone is never refused: it has nobody to mistrust.
-        """
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------
@@ -110,11 +105,12 @@ def krum_scores(rows: Tensor, bad: int) -> Tensor:
     return distances.sort(1).values[:, : max(1, size - bad - 2)].sum(1)
 
 
-def check_krum(size: int, bad: int) -> None:
-    """The condition of its paper, 2 * bad + 2 < n."""
-    needed, most = 2 * bad + 3, (size - 3) // 2
-    if 1 < size < needed:
+def check_krum(member: Aggregator, workers: int, bad: int) -> None:
+    """The condition of its paper, 2 * bad + 2 < n; one worker alone has nobody to mistrust."""
+    needed, most = 2 * bad + 3, (workers - 3) // 2
+    if 1 < workers < needed:
         smaller = f"bad={most}, " if most >= 0 else ""
-        raise ValueError(
-            f"needs at least 2 * bad + 3 = {needed} workers, and there are {size}; use {smaller}median or more workers"
+        raise UserError(
+            f"'{member}' needs at least 2 * bad + 3 = {needed} workers, and there are {workers}; "
+            f"use {smaller}median or more workers"
         )

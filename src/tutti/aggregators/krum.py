@@ -27,8 +27,8 @@ from tutti.spec import Range
 class Krum(Aggregator):
     bad: Annotated[int, Range(least=0)] = 1
 
-    def check(self, size: int) -> None:
-        check_krum(size, self.bad)
+    def check(self, workers: int) -> None:
+        check_krum(self, workers, self.bad)
 
     def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:
         return contributions[krum_scores(contributions, self.bad).argmin()]

@@ -19,6 +19,7 @@ from typing import Annotated
 from torch import Tensor
 
 from tutti.aggregators.base import Aggregator, check_krum, krum_scores, widen
+from tutti.errors import UserError
 from tutti.spec import Count, Range
 
 
@@ -27,12 +28,12 @@ class MultiKrum(Aggregator):
     bad: Annotated[int, Range(least=0)] = 1
     keep: Count | None = None
 
-    def check(self, size: int) -> None:
-        check_krum(size, self.bad)
-        if self.keep is not None and 1 < size < self.keep + self.bad:
-            raise ValueError(
-                f"needs at least keep + bad = {self.keep + self.bad} workers, or bad ones are kept, "
-                f"and there are {size}; use keep={size - self.bad} or more workers"
+    def check(self, workers: int) -> None:
+        check_krum(self, workers, self.bad)
+        if self.keep is not None and 1 < workers < self.keep + self.bad:
+            raise UserError(
+                f"'{self}' needs at least keep + bad = {self.keep + self.bad} workers, or bad ones are kept, "
+                f"and there are {workers}; use keep={workers - self.bad} or more workers"
             )
 
     def combine(self, contributions: Tensor, weights: Tensor) -> Tensor:

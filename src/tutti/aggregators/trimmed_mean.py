@@ -18,6 +18,7 @@ from typing import Annotated
 from torch import Tensor
 
 from tutti.aggregators.base import Aggregator, mean_without_ends
+from tutti.errors import UserError
 from tutti.spec import Range
 
 
@@ -29,12 +30,12 @@ class TrimmedMean(Aggregator):
         if self.trim >= 0.5 and self.trim != int(self.trim):
             raise ValueError(f"trim is a number of workers or a share below 0.5, not {self.trim:g}")
 
-    def check(self, size: int) -> None:
-        needed = 2 * self._count(size) + 1
-        if 1 < size < needed:
-            most = (size - 1) // 2
-            raise ValueError(
-                f"needs at least 2 * trim + 1 = {needed} workers, and there are {size}; "
+    def check(self, workers: int) -> None:
+        needed = 2 * self._count(workers) + 1
+        if 1 < workers < needed:
+            most = (workers - 1) // 2
+            raise UserError(
+                f"'{self}' needs at least 2 * trim + 1 = {needed} workers, and there are {workers}; "
                 f"use trim={most}, median or more workers"
             )
 

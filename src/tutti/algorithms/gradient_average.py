@@ -36,7 +36,7 @@ from tutti.comm.base import Lane, Pending
 from tutti.errors import UserError
 from tutti.exchanges.base import Exchange
 from tutti.replica import Bucket, Replica
-from tutti.spec import Bytes, part
+from tutti.spec import Bytes, format_value, part
 from tutti.tuning import Tuner, find_sizes
 
 _FIRST = 2**20  # bytes of the first bucket, or less where the others are smaller
@@ -64,6 +64,10 @@ class GradientAverage(Algorithm):
     def tuning(self) -> bool:
         """Whether the size of the buckets is still being looked for."""
         return self._tuner is not None
+
+    def choices(self) -> dict[str, str]:
+        found = self.bucket == "auto" and not self.tuning
+        return {**({"bucket": format_value(self._size, Bytes)} if found else {}), **super().choices()}
 
     def setup(self, replica: Replica, lane: Lane) -> None:
         if self.update == "bucket" and not replica.steps_alone():

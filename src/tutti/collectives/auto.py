@@ -23,7 +23,8 @@ from torch import Tensor
 
 from tutti.collectives.base import Collective, Combine, Cost, add_up
 from tutti.comm.base import Comm
-from tutti.spec import parse
+from tutti.machine import count_cores, find_cache
+from tutti.spec import Bytes, format_value, parse
 
 CANDIDATES = ("butterfly", "star", "direct", "halving-doubling", "ring", "double-binary-tree")
 SIZES = tuple(2**10 * 4**k for k in range(9))  # 1 KiB to 64 MiB
@@ -56,6 +57,15 @@ class Auto(Collective):
         if not self._routes:
             return parse("butterfly" if nbytes <= _SHORT else "ring", Collective)
         return min(self._routes, key=lambda pair: max(pair[0], nbytes) / max(1, min(pair[0], nbytes)))[1]
+
+    def choices(self) -> dict[str, str]:
+        """As ranges: a route holds from halfway between the lengths that were tried, on the scale of powers."""
+        if not self._routes:
+            return {}
+        spans = [(str(route), nbytes) for nbytes, route in self._routes]
+        last = [span for span, after in zip(spans, [*spans[1:], ("", 0)], strict=True) if span[0] != after[0]]
+        ends = [f"{name} up to {format_value(2 * nbytes, Bytes)}" for name, nbytes in last[:-1]]
+        return {"route": ", ".join([*ends, f"{last[-1][0]} above" if ends else last[-1][0]])}
 
     def cost(self, size: int, nbytes: int, operation: str = "all-reduce") -> Cost:
         if operation != "all-reduce":
@@ -109,14 +119,14 @@ def _time(comm: Comm, routes: list[Collective], nbytes: int) -> Tensor:
 
 def _describe(comm: Comm) -> str:
     """What a measurement holds for: the machines of all workers, how many, and the wire between them."""
-    mine = f"{platform.node()}, {os.cpu_count()} cores"
+    mine = f"{platform.node()}, {count_cores()} cores"
     machines = sorted(machine.decode() for machine in comm.gather_bytes(mine.encode(), tag="control/auto"))
     counted = "; ".join(f"{machines.count(machine)} on {machine}" for machine in dict.fromkeys(machines))
     return f"{comm.wire}: {counted}"
 
 
 def _file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tutti" / "routes.json"
+    return find_cache() / "routes.json"
 
 
 def _recall(comm: Comm, place: str) -> Table:

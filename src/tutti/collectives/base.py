@@ -130,6 +130,7 @@ class Collective(Member):
 
     def prepare(self, comm: Comm) -> None:
         """Make what the route needs before the first run (all workers call this together)."""
+        self.check(comm.size)
 
     def reduce(self, comm: Comm, buffer: Tensor, tag: str, root: int = 0) -> None:
         """The root's buffer becomes the sum of all; the others' hold nothing of use."""

@@ -19,10 +19,8 @@ Paper: Karonis et al., "Exploiting hierarchy in parallel computer networks to op
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -31,12 +29,12 @@ from tutti.collectives.base import Collective, Combine, Cost, Load, add_up
 from tutti.comm.base import Comm
 from tutti.comm.subset import Subset
 from tutti.errors import UserError
+from tutti.machine import name_host
 from tutti.spec import Sizes, member, names, part
 
 Groups = list[list[int]]  # the workers of every host, in rising order
 
 _NEEDED = ("reduce", "broadcast")
-_BOOT, _NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
 
 
 class Levels(NamedTuple):
@@ -58,6 +56,14 @@ class Hierarchical(Collective):
         if not set(_NEEDED) <= set(self.inside.operations):
             able = [name for name in names(self.axis) if set(_NEEDED) <= set(member(Collective, name).operations)]
             raise ValueError(f"inside of 'hierarchical' needs a reduce and a broadcast: use {', '.join(able)}")
+
+    def check(self, workers: int) -> None:
+        """Where the hosts are found, only then are their sizes known."""
+        groups = self._groups(workers) if self.hosts else []
+        for group in groups:
+            self.inside.check(len(group))
+        if groups:
+            self.between.check(len(groups))
 
     def prepare(self, comm: Comm) -> None:
         inside, between = self._find_levels(comm)
@@ -118,12 +124,6 @@ class Hierarchical(Collective):
 def find_hosts(comm: Comm) -> Groups:
     """Who sits with whom: every worker tells the others where it is (all call this together)."""
     groups: dict[bytes, list[int]] = {}
-    for rank, host in enumerate(comm.gather_bytes(name_this_host().encode(), "control/hosts")):
+    for rank, host in enumerate(comm.gather_bytes(name_host().encode(), "control/hosts")):
         groups.setdefault(host, []).append(rank)
     return list(groups.values())
-
-
-def name_this_host() -> str:
-    """The same for those that share a kernel and its network, and for nobody else."""
-    kernel = _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
-    return f"{kernel} {_NETWORK.readlink() if _NETWORK.is_symlink() else ''}"

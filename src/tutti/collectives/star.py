@@ -40,9 +40,9 @@ class Star(Collective):
         "scatter",
     )
 
-    def prepare(self, comm: Comm) -> None:
-        if self.root >= comm.size:
-            raise UserError(f"root of 'star' must be below the number of workers ({comm.size}), not {self.root}")
+    def check(self, workers: int) -> None:
+        if self.root >= workers:
+            raise UserError(f"root of 'star' must be below the number of workers ({workers}), not {self.root}")
 
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
         _combine_at(self.root, comm, buffer, tag, combine)

@@ -168,8 +168,8 @@ class Tree(Collective):
     def __post_init__(self) -> None:
         check_segment(self, self.segment)
 
-    def prepare(self, comm: Comm) -> None:
-        self._grow(comm.size)
+    def check(self, workers: int) -> None:
+        self._grow(workers)
 
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
         self._follow(comm, "all-reduce", buffer.tensor_split(self.shape.parts), tag)

@@ -31,6 +31,7 @@ from tutti.comm.base import Comm, Message, Step
 from tutti.comm.handshake import Access
 from tutti.comm.link import HEADER, Link, bytes_of
 from tutti.comm.tcp import TcpComm
+from tutti.machine import name_host
 
 _FOLDER = Path("/dev/shm")
 _LINE = 64  # bytes; what two processors hand each other at a time
@@ -348,11 +349,7 @@ def _find_machine() -> str:
     """The same text on every worker that may share memory with this one; empty where none may."""
     if platform.machine() not in ("x86_64", "AMD64") or not _FOLDER.is_dir():
         return ""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
-    except OSError:
-        return ""
+    return f"{name_host()} {os.getuid()}"
 
 
 def _make_file(nbytes: int) -> tuple[str, mmap.mmap | None]:

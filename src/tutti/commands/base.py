@@ -192,7 +192,7 @@ def print_needs(jobs: list[Job]) -> int:
 
 def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Path, args: argparse.Namespace) -> int:
     """Run what is not there yet, and leave a report; `out` is where, unless --out says otherwise."""
-    from tutti.lab.experiment import forget, run_jobs
+    from tutti.lab.experiment import run_jobs
     from tutti.lab.screen import Screen
     from tutti.lab.story import write_page
 
@@ -201,10 +201,8 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     check_folder(out, "--out")
     if args.page:
         check_folder(args.page, "--page")
-    if args.fresh:
-        forget(jobs, repeats, out)
     with Screen(quiet=args.quiet) as screen:
-        results = run_jobs(jobs, repeats, out, screen)
+        results = run_jobs(jobs, repeats, out, screen, args.fresh)
     story = inquiry.tell(results)
     report = write_page(name, inquiry, story, results, out, args.page)
     _show(inquiry.title, story, report, args.json)

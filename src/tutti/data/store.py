@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 from tutti.data.dataset import DataSet, File
 from tutti.data.formats import GZIP_ERRORS
 from tutti.errors import UserError
+from tutti.machine import find_cache
 
 CHUNK = 1 << 20
 _SMALL = 1 << 20  # bytes; a file up to this size is checked whenever it is used
@@ -120,4 +121,4 @@ def _root(folder: Path | None) -> Path:
         return folder
     if given := os.environ.get("TUTTI_DATA"):
         return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tutti"
+    return find_cache()

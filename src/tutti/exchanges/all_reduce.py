@@ -26,25 +26,21 @@ class AllReduce(Exchange):
     route: Collective = part(Collective, "ring")
     combine: Aggregator = part(Aggregator, "weighted-mean")
 
-    def prepare(self) -> None:
+    def check(self, workers: int) -> None:
         if not self.combine.linear and not self.route.meets:
             raise UserError(
                 f"'{self.combine}' needs whole contributions, and on '{self.route}' only partial sums travel; "
                 "use all-gather, star, native(all-gather) or native(gather-scatter)"
             )
-        self._check_workers()
+        super().check(workers)
+
+    def prepare(self) -> None:
         if self.combine.weight(300) == 300 and self.layout.dtype in (torch.float16, torch.bfloat16):
             raise UserError(
                 f"'{self.combine}' counts samples in the bucket's own type, where {self.layout.dtype} is too coarse; "
                 "use mean, or float32 parameters with autocast"
             )
         self.route.prepare(self.comm)
-
-    def _check_workers(self) -> None:
-        try:
-            self.combine.check(self.comm.size)
-        except ValueError as error:
-            raise UserError(f"'{self.combine}' {error}") from None
 
     def scale(self, samples: float) -> float:
         """On the way into the buffer: w_i / n for a mean, so that half precision does not overflow in the sum."""

@@ -31,6 +31,7 @@ class Exchange(Member):
         """A copy bound to this comm, layout and tag; members check here that their parts go together."""
         bound = copy.copy(self)
         bound.comm, bound.layout, bound.tag = comm, layout, tag
+        bound.check(comm.size)
         bound.prepare()
         return bound
 

@@ -36,11 +36,12 @@ class Corrupt(Exchange):
     spread: Annotated[float, Range(least=0)] = 1.0
     seed: Annotated[int, Range(least=0)] = 0
 
+    def check(self, workers: int) -> None:
+        if self.worker >= workers:
+            raise UserError(f"worker of 'corrupt' must be below the number of workers ({workers}), not {self.worker}")
+        super().check(workers)
+
     def prepare(self) -> None:
-        if self.worker >= self.comm.size:
-            raise UserError(
-                f"worker of 'corrupt' must be below the number of workers ({self.comm.size}), not {self.worker}"
-            )
         self.exchange = self.exchange.setup(self.comm, self.layout, self.tag)
 
     def scale(self, samples: float) -> float:

@@ -82,12 +82,18 @@ class Results:
         return [record for records in self._records.values() for record in records]
 
 
-def run_jobs(jobs: list[Job], repeats: int, out: Path, audience: Audience) -> Results:
-    """Every job as often as asked for, the whole round before the next one; every second round backwards."""
-    turns = [(job, path, _find_kept(job, path)) for job, path in _plan_turns(jobs, repeats, out)]
+def run_jobs(jobs: list[Job], repeats: int, out: Path, audience: Audience, fresh: bool = False) -> Results:
+    """Every job as often as asked for, the whole round before the next one; every second round backwards.
+
+    What is finished already is kept, or, for a fresh start, removed once it is clear that all jobs can be run.
+    """
+    turns = [(job, path, None if fresh else _find_kept(job, path)) for job, path in _plan_turns(jobs, repeats, out)]
     for job in {job.name: job for job, _, kept in turns if kept is None}.values():
         options = LaunchOptions(job.workers, job.engine)
         check_all([Entry.read(job.spec)], job.plan, options, parse(job.network, Network))
+    if fresh:
+        for _, path, _ in turns:
+            path.unlink(missing_ok=True)
     progress = _Progress([job.cost if kept is None else 0.0 for job, _, kept in turns])
     records: dict[str, list[Record]] = {job.name: [] for job in jobs}
     with ExitStack() as stack:
@@ -103,12 +109,6 @@ def run_jobs(jobs: list[Job], repeats: int, out: Path, audience: Audience) -> Re
             audience.done(record)
             records[job.name].append(record)
     return Results(records)
-
-
-def forget(jobs: list[Job], repeats: int, out: Path) -> None:
-    """Remove the records of these jobs, and nothing else that lies there."""
-    for _, path in _plan_turns(jobs, repeats, out):
-        path.unlink(missing_ok=True)
 
 
 def _plan_turns(jobs: list[Job], repeats: int, out: Path) -> list[tuple[Job, Path]]:

@@ -27,6 +27,12 @@ def make_labels(records: list[Record], length: int) -> list[str]:
     return labels
 
 
+def describe_choices(records: list[Record], labels: list[str]) -> list[str]:
+    """What each run has found out by itself, where something was left to it."""
+    found = [(label, record.choices) for label, record in zip(labels, records, strict=True) if record.choices]
+    return [f"{label} chose {', '.join(f'{what} {which}' for what, which in each.items())}" for label, each in found]
+
+
 def _on_workers(label: str, labels: list[str], record: Record, length: int) -> str:
     if labels.count(label) == 1:
         return label

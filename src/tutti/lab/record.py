@@ -96,6 +96,11 @@ class Record:
         return "interface" if source == "formula" and self.passed_per_step is not None else source
 
     @property
+    def choices(self) -> dict[str, str]:
+        """What was left to the algorithm and it has found out: {"bucket": "2MB"}; empty in older records."""
+        return dict(self.measurements[0].get("choices", {})) if self.measurements else {}
+
+    @property
     def anatomy(self) -> dict[str, float]:
         """Where the median step's seconds went; hidden communication ran beside computing and adds nothing to it."""
         exposed, hidden = self._median("exposed"), self._median("hidden")

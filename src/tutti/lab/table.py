@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.lab.figures import Figures, find_baseline, read_figures
-from tutti.lab.labels import describe_conditions, join, shorten
+from tutti.lab.labels import describe_choices, describe_conditions, join, shorten
 from tutti.lab.record import Record
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
 
@@ -118,7 +118,8 @@ def _caption(records: list[Record], figures: list[Figures]) -> Text:
     if not records:
         return Text("no records")
     notes = [note for source, note in _NOTES.items() if any(each.source == source for each in figures)]
-    return Text(f"{describe_conditions(records)}\n{'; '.join(notes)}".strip())
+    chosen = describe_choices(records, [each.label for each in figures])
+    return Text("\n".join(filter(None, [describe_conditions(records), "; ".join(notes), *chosen])))
 
 
 # --- the sentence ----------------------------------------------------------------------------------------------------

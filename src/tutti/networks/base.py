@@ -47,9 +47,6 @@ class Network(Member):
     def enter(self) -> None:
         """Move this process to where the network can be made; before it has a second thread."""
 
-    def check(self, workers: int) -> None:
-        """Refuse what cannot work for so many workers, before anything is set up."""
-
     @abstractmethod
     def open(self, workers: int) -> AbstractContextManager[Fabric]:
         """Set it up, measure it, and take it down at the end."""

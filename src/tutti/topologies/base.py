@@ -28,12 +28,6 @@ class Topology(Member):
     def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
         """Whom this worker sends to, each once and in rising order."""
 
-    def check(self, size: int) -> None:
-        """Raise a UserError that says what would work if there is no such graph of so many workers.
-
-        Whoever sets a topology to work asks this first. One worker always works: it has no peers.
-        """
-
     def root(self, size: int, part: int = 0) -> int:
         """Where a tree begins."""
         return 0

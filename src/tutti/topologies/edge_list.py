@@ -32,14 +32,14 @@ class EdgeList(Topology):
             if one == other:
                 raise ValueError(f"edges of 'edge-list' link worker {one} with itself")
 
-    def check(self, size: int) -> None:
-        if size == 1:
+    def check(self, workers: int) -> None:
+        if workers == 1:
             return
         named = max(max(link) for link in _links(self.edges)) + 1
-        if named != size:
-            raise UserError(f"'{self}' names workers 0 to {named - 1}: it needs {named} workers, not {size}")
-        if not is_connected([self.peers(rank, size) for rank in range(size)]):
-            raise UserError(f"'{self}' leaves some of {size} workers apart from the others: add edges")
+        if named != workers:
+            raise UserError(f"'{self}' names workers 0 to {named - 1}: it needs {named} workers, not {workers}")
+        if not is_connected([self.peers(rank, workers) for rank in range(workers)]):
+            raise UserError(f"'{self}' leaves some of {workers} workers apart from the others: add edges")
 
     def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
         if size == 1:

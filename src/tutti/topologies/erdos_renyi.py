@@ -29,10 +29,10 @@ class ErdosRenyi(Topology):
     p: Annotated[float, Range(least=0, most=1)] | None = None
     seed: Annotated[int, Range(least=0)] = 0
 
-    def check(self, size: int) -> None:
-        if not is_connected(_draw(self._chance(size), self.seed, size)):
-            enough = f"p={min(1, 2 * math.log(size) / size):.2g} is usually enough"
-            raise UserError(f"'{self}' stays in pieces over {size} workers in {_DRAWS} draws; {enough}")
+    def check(self, workers: int) -> None:
+        if not is_connected(_draw(self._chance(workers), self.seed, workers)):
+            enough = f"p={min(1, 2 * math.log(workers) / workers):.2g} is usually enough"
+            raise UserError(f"'{self}' stays in pieces over {workers} workers in {_DRAWS} draws; {enough}")
 
     def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
         return list(_draw(self._chance(size), self.seed, size)[rank])

@@ -15,10 +15,12 @@ from tutti.topologies.base import Topology
 
 @dataclass
 class Hypercube(Topology):
-    def check(self, size: int) -> None:
-        below = 1 << (size.bit_length() - 1)
-        if size != below:
-            raise UserError(f"'hypercube' needs a power of two of workers, such as {below} or {2 * below}, not {size}")
+    def check(self, workers: int) -> None:
+        below = 1 << (workers.bit_length() - 1)
+        if workers != below:
+            raise UserError(
+                f"'hypercube' needs a power of two of workers, such as {below} or {2 * below}, not {workers}"
+            )
 
     def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
         return sorted(rank ^ (1 << bit) for bit in range((size - 1).bit_length()))

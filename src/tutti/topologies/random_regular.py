@@ -29,15 +29,15 @@ class RandomRegular(Topology):
     degree: Count = 4
     seed: Annotated[int, Range(least=0)] = 0
 
-    def check(self, size: int) -> None:
-        if size == 1:
+    def check(self, workers: int) -> None:
+        if workers == 1:
             return
-        if size <= self.degree:
-            raise UserError(f"'{self}' needs more than {self.degree} workers, not {size}: lower its degree")
-        if self.degree == 1 and size > 2:
-            raise UserError(f"'{self}' connects two workers only, not {size}: take a degree from 2")
-        if self.degree % 2 and size % 2:
-            raise UserError(f"'{self}' needs an even number of workers, not {size}, or an even degree")
+        if workers <= self.degree:
+            raise UserError(f"'{self}' needs more than {self.degree} workers, not {workers}: lower its degree")
+        if self.degree == 1 and workers > 2:
+            raise UserError(f"'{self}' connects two workers only, not {workers}: take a degree from 2")
+        if self.degree % 2 and workers % 2:
+            raise UserError(f"'{self}' needs an even number of workers, not {workers}, or an even degree")
 
     def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
         return list(_draw(self.degree, self.seed, size)[rank]) if size > 1 else []

@@ -20,10 +20,10 @@ from tutti.topologies.base import Topology
 class Torus(Topology):
     rows: Count | None = None
 
-    def check(self, size: int) -> None:
-        if self.rows is not None and size > 1 and size % self.rows:
-            possible = ", ".join(str(rows) for rows in range(1, size + 1) if size % rows == 0)
-            raise UserError(f"{size} workers do not fill {self.rows} rows of '{self}'; rows may be {possible}")
+    def check(self, workers: int) -> None:
+        if self.rows is not None and workers > 1 and workers % self.rows:
+            possible = ", ".join(str(rows) for rows in range(1, workers + 1) if workers % rows == 0)
+            raise UserError(f"{workers} workers do not fill {self.rows} rows of '{self}'; rows may be {possible}")
 
     def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
         rows, columns = self.shape(size)

@@ -61,13 +61,13 @@ def test_as_many_samples_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_routes_take_turns_and_every_turn_begins_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def note(route: Collective, operation: str, comm: Comm, buffer: Tensor) -> None:
+    def note(route: Collective, operation: str, comm: Comm, buffer: Tensor, tag: str) -> None:
         if comm.rank == 0:
             calls.append(route.name)
-        honest(route, operation, comm, buffer)
+        honest(route, operation, comm, buffer, tag)
 
-    honest = measuring.perform
-    monkeypatch.setattr(measuring, "perform", note)
+    honest = Collective.perform
+    monkeypatch.setattr(Collective, "perform", note)
     monkeypatch.setattr(measuring, "choose_repeats", lambda _: 2)
     run(small_plan(samples=4))
     checks_and_warm_up, again = 3 + 2 * 3, 3
@@ -83,17 +83,17 @@ def test_turns() -> None:
 
 def test_a_sample_is_as_long_as_the_slowest_worker_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """By clocks on which worker i's operation takes i+1 seconds, and nothing else takes any time."""
-    honest = measuring.perform
+    honest = Collective.perform
 
-    def tick(route: Collective, operation: str, comm: Comm, buffer: Tensor) -> None:
-        honest(route, operation, comm, buffer)
+    def tick(route: Collective, operation: str, comm: Comm, buffer: Tensor, tag: str) -> None:
+        honest(route, operation, comm, buffer, tag)
         comm.clock.sleep(1.0 + comm.rank)
 
     def work(comm: Comm) -> list[dict[str, Any]]:
         comm.clock = FakeClock()  # type: ignore[assignment]
         return measure(comm, lambda _: None, small_plan(("star",), samples=3))
 
-    monkeypatch.setattr(measuring, "perform", tick)
+    monkeypatch.setattr(Collective, "perform", tick)
     monkeypatch.setattr(measuring, "choose_repeats", lambda _: 4)
     (row,) = on_threads(3, work)[0]
     assert row["times"] == [3.0] * 3

@@ -26,6 +26,10 @@ def test_one_run_says_little() -> None:
     assert make_facts([make_record("single", workers=1, exposed=0.0)]) == []
 
 
+def test_what_was_chosen_is_told() -> None:
+    assert make_facts([make_record(choices={"bucket": "2MiB"})])[0] == "ddp chose bucket 2MiB."
+
+
 def test_nothing_measured_says_nothing() -> None:
     assert make_facts([make_empty()]) == []
     assert make_facts([]) == []

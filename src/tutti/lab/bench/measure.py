@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tutti.collectives.base import Collective
 from tutti.comm.base import Comm
@@ -52,12 +51,6 @@ def measure(comm: Comm, report: Report, plan: Plan) -> list[dict[str, Any]]:
             report({"event": "point", "op": operation, "dtype": dtype, "bytes": nbytes})
             found += _Point(comm, operation, routes, dtype, nbytes).measure(plan)
     return [asdict(each) for each in found]
-
-
-def perform(route: Collective, operation: str, comm: Comm, buffer: Tensor) -> None:
-    """One operation by its name."""
-    call = route.run if operation == "all-reduce" else getattr(route, operation.replace("-", "_"))
-    call(comm, buffer, _TAG)
 
 
 def take_turn(names: Sequence[str], turn: int) -> list[str]:
@@ -103,7 +96,7 @@ class _Point:
         """Whether one operation leaves on every worker what it should."""
         self._buffer.copy_(self._start)
         self._comm.barrier()
-        perform(self._routes[name], self._operation, self._comm, self._buffer)
+        self._routes[name].perform(self._operation, self._comm, self._buffer, _TAG)
         right = self._contents.is_right(self._operation, self._comm.rank, self._buffer)
         return max(self._slowest([float(not right)])) == 0
 
@@ -113,7 +106,7 @@ class _Point:
         comm.barrier()
         begun = comm.clock.now()
         for _ in range(repeats):
-            perform(route, operation, comm, buffer)
+            route.perform(operation, comm, buffer, _TAG)
         return (comm.clock.now() - begun) / repeats
 
     def _copy_seconds(self) -> float:

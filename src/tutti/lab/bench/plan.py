@@ -8,8 +8,10 @@ from typing import Final
 
 import torch
 
+from tutti.collectives.base import Collective
 from tutti.errors import UserError
 from tutti.lab.routes import ALL, find_operations, find_routes, read_routes
+from tutti.spec import parse
 
 DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 LEAST_SAMPLES, MOST_SAMPLES = 5, 200
@@ -31,6 +33,8 @@ class Plan:
         return len(self.routes) * len(self.dtypes) * len(self.sizes)
 
     def check(self, workers: int) -> None:
+        for name in {name for names in self.routes.values() for name in names}:
+            parse(name, Collective).check(workers)
         for dtype in self.dtypes:
             least = workers * dtype_of(dtype).itemsize
             if self.sizes[0] < least:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tutti.lab.export import flatten
 from tutti.lab.figures import Figures, read_figures
-from tutti.lab.labels import join
+from tutti.lab.labels import describe_choices, join
 from tutti.lab.network import find_doubts
 from tutti.lab.record import Record
 from tutti.lab.units import format_bytes, format_percent, format_seconds
@@ -26,6 +26,7 @@ def make_facts(records: list[Record]) -> list[str]:
     facts = [_say_unmeasured(figures)]
     if len({each.work for each in figures if math.isfinite(each.step)}) == 1:
         facts += [_say_sent(workers), _say_first(records, figures)]
+    facts += [f"{said}." for said in describe_choices(records, [each.label for each in figures])]
     facts += _say_doubts(records)
     facts += [_say_waiting(workers), _say_hidden(workers), _say_differences(records)]
     return [fact for fact in facts if fact]

@@ -81,11 +81,10 @@ class Aggregation(Study):
     bad: Annotated[tuple[Behaviour, ...], "what the bad worker sends; also noise, zero"] = ("sign-flip", "huge", "nan")
 
     def __post_init__(self) -> None:
+        if self.workers <= _BAD_WORKER:
+            raise UserError(f"--workers must be at least {_BAD_WORKER + 1}: one is bad; not {self.workers}")
         for member in self._members():
-            try:
-                member.check(self.workers)
-            except ValueError as error:
-                raise UserError(f"'{member}' {error}") from None
+            member.check(self.workers)
 
     def _members(self) -> list[Aggregator]:
         """The mean first, then what is linear too, then the others."""

@@ -8,8 +8,10 @@ import time
 from typing import Any
 
 import torch
+from training import set_up, train, weights
 
 from tutti.comm.base import Comm
+from tutti.comm.lossy import Lossy
 from tutti.errors import UserError
 from tutti.launch import Report
 
@@ -45,3 +47,28 @@ def leave_pids(comm: Comm, _: Report, folder: str) -> None:
     while True:
         comm.barrier()
         time.sleep(0.05)
+
+
+def exchange_with_losses(comm: Comm, _: Report, p: float) -> list[list[int]]:
+    """Numbers to and fro, tried and resent in turns; which of those that were tried came, by worker."""
+    lossy, other, arrived = Lossy(comm, p, deadline=0.0), 1 - comm.rank, torch.zeros(40, dtype=torch.int64)
+    for number in range(40):
+        mine, got = torch.tensor([number]), torch.tensor([-1])
+        lossy.exchange([(other, mine)], [(other, got)], "weights/0")
+        assert got.item() == number
+        (here,) = lossy.try_exchange([(other, mine)], [(other, got.fill_(-1))], "weights/0")
+        assert got.item() == (number if here else -1)
+        arrived[number] = here
+    everybody = torch.zeros(2, 40, dtype=torch.int64)
+    comm.all_gather(arrived, everybody)
+    return everybody.tolist()
+
+
+def train_small_models(comm: Comm, _: Report, specs: tuple[str, ...]) -> dict[str, list[bytes]]:
+    """Six steps with each of them; everybody's weights, by algorithm."""
+    found = {}
+    for spec in specs:
+        with set_up(comm, spec) as run:
+            train(run, range(6))
+        found[spec] = comm.gather_bytes(weights(run.replica.model).numpy().tobytes())
+    return found

@@ -25,11 +25,14 @@ def make_record(
     steps: int = 41,
     network: dict[str, Any] | None = None,
     choices: dict[str, str] | None = None,
+    distances: Sequence[float] = (),
+    own: Sequence[float] = (),
     **plan: Any,
 ) -> Record:
     """The quartiles of the steps lie at step ± spread / 2 (the first steps are not counted).
 
-    `losses` are those of the evaluations, where they are not all `loss`. Every worker sends to the next one.
+    `losses` are those of the evaluations, where they are not all `loss`. Every worker sends to the next one. Where
+    workers differ, `distances` are those of the evaluations and `own` the accuracies of their own models.
     """
     seconds = [step + spread * (i % 5 - 2) / 2 for i in range(steps)]
     count = len(accuracies)
@@ -37,6 +40,8 @@ def make_record(
         {"epoch": i, "step": i, "seconds": i * step * steps / count, "accuracy": a, "loss": at, "bytes": i * nbytes}
         for i, (a, at) in enumerate(zip(accuracies, losses or [loss] * count, strict=True), start=1)
     ]
+    for evaluation, distance in zip(evaluations, distances, strict=False):
+        evaluation["distance"] = distance
     measurement = {
         "parameters": 61_706,
         "seconds": seconds,
@@ -62,7 +67,12 @@ def make_record(
         wall_seconds=12.3,
         command="tutti compare",
         measurements=[
-            {"rank": rank, **measurement, "traffic": _traffic(rank, workers, nbytes * steps, source)}
+            {
+                "rank": rank,
+                **measurement,
+                "traffic": _traffic(rank, workers, nbytes * steps, source),
+                **({"own_accuracy": own[rank]} if own else {}),
+            }
             for rank in range(workers)
         ],
     )

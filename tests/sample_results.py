@@ -10,6 +10,7 @@ from sample_records import make_record
 
 from tutti.lab.experiment import Job, Results
 from tutti.lab.record import Record
+from tutti.lab.studies.base import Study
 
 STEPS = 41  # of a run whose plan counts epochs
 
@@ -22,6 +23,17 @@ def make_results(
     return Results(
         {job.name: [make_job_record(job, **figures(job.name, number)) for number in numbers] for job in jobs}
     )
+
+
+def play(study: Study, figures: Callable[[str, int], dict[str, Any]] = lambda *_: {}) -> tuple[list[Job], Results]:
+    """All that a study wants to run, also what follows from the first records, and what came of it."""
+    played: list[Job] = []
+    results, jobs = Results({}), study.jobs()
+    while jobs:
+        played += jobs
+        results |= make_results(jobs, 1, figures)
+        jobs = study.more(results)
+    return played, results
 
 
 def make_job_record(job: Job, **figures: Any) -> Record:

@@ -102,6 +102,16 @@ def test_resume_without_a_folder_is_a_mistake(capsys: pytest.CaptureFixture[str]
     assert "--resume needs --out" in capsys.readouterr().err
 
 
+def test_lost_messages_are_in_the_record_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "ring", *QUICK, "--loss", "40%", "--out", str(tmp_path)]) == 0
+    (record,) = (Record.load(path) for path in tmp_path.glob("*.json"))
+    assert record.plan["loss"] == 0.4
+    lost = sum(measurement["lost"] for measurement in record.measurements)
+    assert lost > 0
+    assert "40 % of messages lost" in " ".join(capsys.readouterr().out.split())
+    assert f"Messages lost on their way: {lost} of ring." in (tmp_path / "report.html").read_text()
+
+
 def test_specs_from_a_file(tmp_path: Path) -> None:
     specs = tmp_path / "specs.txt"
     specs.write_text("  # two ways\nring\n\ngradient-average(all-reduce(star), bucket=1MiB)\n")
@@ -179,6 +189,11 @@ def test_the_race_is_a_choice_of_presets_and_the_two_references() -> None:
         (["run", "ddp", "--tls", "--wire", "torch"], "has no TLS"),
         (["run", "ddp", "--json", "no/such/folder.json"], "there is no folder"),
         (["run", "ddp", "--tls-ca", "no.crt"], "go together"),
+        (["run", "ddp", "--loss", "some"], "--loss takes a share such as 10%, not 'some'"),
+        (["run", "ddp", "--loss", "100%"], "--loss must be below 100%, not 100%; write 10% or 0.1"),
+        (["run", "torch-ddp", "--loss", "1%"], "'torch-ddp' leaves its messages to the backend, which loses none"),
+        (["compare", "ring", "all-gather", "--loss", "1%"], "take a route such as ring, or leave --loss out"),
+        (["run", "ddp", "--loss", "1%", "--wire", "torch"], "use --wire shared or tcp"),
         (["run", "ddp", "--deadline", "0s"], "--deadline must be at least 1s, not 0s"),
         (["run", "ddp", "--deadline", "3"], "takes a time such as 40ms, not '3'"),
         (["run", "ddp", "--json", "/"], "cannot write --json /"),
@@ -264,34 +279,26 @@ def test_a_failed_run_gets_exit_code_1_and_the_workers_own_trace(
 
 
 def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tutti",
-        "run",
-        "ddp",
-        "--epochs",
-        "1000",
-        "--workers",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
+    out, temporary = tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
     running = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "tutti", "run", "ddp", "--epochs", "1000", "--workers", "2", "--out", str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "TMPDIR": str(temporary)},
         start_new_session=True,
     )
-    time.sleep(8)
+    limit = time.monotonic() + 60
+    while len(list(temporary.glob("tutti-*/pid-*"))) < 2 and time.monotonic() < limit:  # the workers are there
+        time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)
     _, error = running.communicate(timeout=30)
     assert running.returncode == 130
     assert "interrupted" in error
     assert "Traceback" not in error
     assert not [line for line in processes() if str(tmp_path) in line]
+    assert not list(temporary.glob("tutti-*"))
 
 
 def processes() -> list[str]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from decentralised_oracle import LINKS, lazy
 
 from tutti.errors import UserError
 from tutti.graph import find_delays, find_diameter, find_links, find_spectral_gap, is_doubly_stochastic, make_mixing
@@ -63,6 +64,22 @@ def test_both_rules_are_one_where_degrees_are_equal(spec: str) -> None:
     assert set(np.round(uniform[uniform > 0], 12)) == {round(1 / (1 + int(find_links(named(spec), 16)[0].sum())), 12)}
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("spec", LINKS)
+def test_lazy_weights_are_half_of_metropolis(spec: str, size: int) -> None:
+    """And no eigenvalue is below zero, on any graph: what needs that can have it."""
+    matrix = make_mixing(named(spec), size, rule="lazy")
+    assert matrix == pytest.approx(lazy(size, LINKS[spec](size)), abs=1e-15)
+    assert np.linalg.eigvalsh(matrix).min() > -1e-12
+    assert matrix.diagonal().min() >= 1 / 2
+
+
+def test_lazy_weights_of_one_way_links_keep_the_mean() -> None:
+    matrix = make_mixing(named("exponential"), 5, rule="lazy")
+    assert is_doubly_stochastic(matrix)
+    assert matrix == pytest.approx((np.eye(5) + make_mixing(named("exponential"), 5)) / 2)
+
+
 def test_one_peer_takes_one_half_each() -> None:
     """x_i⁺ = (x_i + x_(i - 2^t)) / 2."""
     matrix = make_mixing(named("one-peer-exponential"), 8, step=1)
@@ -77,7 +94,7 @@ def test_uniform_weights_need_equal_degrees(spec: str) -> None:
 
 
 def test_one_way_links_must_be_balanced() -> None:
-    for rule in ("metropolis", "uniform"):
+    for rule in ("metropolis", "uniform", "lazy"):
         with pytest.raises(UserError, match="as many links in as out"):
             make_mixing(Funnel(), 3, rule=rule)  # type: ignore[arg-type]
 

@@ -1,61 +1,25 @@
-"""Workers start, tell, fail and end as promised, whoever starts them and whatever kills them."""
+"""Workers start, tell, fail and end as promised, whoever starts them; test_worker_processes.py says what kills whom."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launch_targets import add_ranks, misbehave
+from launching import ignore, options, python
 
 from tutti.comm.rendezvous import WireOptions
 from tutti.errors import RunFailed, UserError
 from tutti.launch import LaunchOptions, launch
 
-TESTS = Path(__file__).parent
 BOTH = pytest.mark.parametrize("engine", ["threads", "processes"])
-
-
-def options(workers: int = 3, **changes: Any) -> LaunchOptions:
-    timeout = changes.pop("timeout", 20.0)
-    return LaunchOptions(workers, wire=WireOptions(changes.pop("wire", "tcp"), timeout=timeout), **changes)
-
-
-def ignore(event: dict[str, Any]) -> None:
-    pass
-
-
-def worker_processes(since: set[int]) -> set[int]:
-    """The processes of this user that were not there before and still run (zombies do not)."""
-    return {pid for pid in all_processes() - since if not is_over(pid)}
-
-
-def all_processes() -> set[int]:
-    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
-
-
-def is_over(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def wait_until(condition: Any, seconds: float = 15.0) -> bool:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @BOTH
@@ -84,95 +48,6 @@ def test_an_error_is_shown_first_whoever_else_complains(engine: str) -> None:
 def test_a_users_mistake_stays_one(engine: str) -> None:
     with pytest.raises(UserError, match=r"^this cannot work; that would$"):
         launch(misbehave, ("user", 1), options(engine=engine), ignore)
-
-
-def test_a_killed_worker_is_named() -> None:
-    with pytest.raises(RunFailed, match=r"^worker 1 was killed by signal 9 \(SIGKILL\)$"):
-        launch(misbehave, ("kill", 1), options(), ignore)
-
-
-def test_a_worker_that_ends_without_a_word_is_named() -> None:
-    with pytest.raises(RunFailed, match=r"^worker 1 ended with exit code 7"):
-        launch(misbehave, ("exit", 1), options(), ignore)
-
-
-@pytest.mark.parametrize("culprit", [1, 3])
-def test_a_silent_worker_ends_the_run_within_its_deadline_and_is_killed(culprit: int) -> None:
-    before = all_processes()
-    with pytest.raises(RunFailed, match=rf"^worker {culprit} did not answer worker \d within 2 s$"):
-        launch(misbehave, ("stop", culprit), options(4, timeout=2.0), ignore)
-    stopped = [pid for pid in worker_processes(before) if "launch_targets" in command_line(pid)]
-    assert not stopped
-
-
-def command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
-
-
-def test_two_runs_at_once_do_not_collide() -> None:
-    """Two launches from two parents at the same time."""
-    program = "from launch_targets import *; from tutti.launch import *\n" + (
-        "if __name__ == '__main__': print(launch(add_ranks, (), LaunchOptions(3), lambda e: None)['sum'])"
-    )
-    with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(python, "-c", program) for _ in range(2)]
-        assert [run.result().stdout.strip() for run in runs] == ["3.0", "3.0"]
-
-
-def python(*args: str, timeout: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=with_tests(environment))
-
-
-def with_tests(environment: dict[str, str]) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]), **environment}
-
-
-# --- ends -------------------------------------------------------------------------------------------------------------
-
-ENDLESS = """
-import sys
-from launch_targets import leave_pids
-from tutti.launch import LaunchOptions, launch
-if __name__ == "__main__":
-    try:
-        launch(leave_pids, (sys.argv[1],), LaunchOptions(3), lambda e: None)
-    except BaseException as error:
-        print(type(error).__name__)
-"""
-
-
-def endless(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """A parent with three workers that never end, and the workers' pids."""
-    script = folder / "endless.py"
-    script.write_text(ENDLESS)
-    command = [sys.executable, str(script), str(folder)]
-    parent = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_tests({}), start_new_session=True
-    )
-    assert wait_until(lambda: len(list(folder.glob("worker-*"))) == 3, 30)
-    assert wait_until(lambda: all(path.read_text() for path in folder.glob("worker-*")))
-    return parent, [int(path.read_text()) for path in folder.glob("worker-*")]
-
-
-def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
-    parent, workers = endless(tmp_path)
-    parent.kill()
-    parent.communicate(timeout=20)
-    assert wait_until(lambda: all(map(is_over, workers)))
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_once_or_twice_ends_everything(tmp_path: Path, times: int) -> None:
-    parent, workers = endless(tmp_path)
-    for _ in range(times):
-        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: the whole group
-        time.sleep(0.1)
-    parent.communicate(timeout=20)
-    assert wait_until(lambda: all(map(is_over, workers)))
 
 
 THREADS = """
@@ -280,18 +155,3 @@ def test_a_masters_port_in_use_is_a_users_mistake() -> None:
         place = LaunchOptions(2, nodes=2, node_rank=0, master=f"127.0.0.1:{port}", wire=WireOptions(timeout=3))
         with pytest.raises(UserError, match="in use"):
             launch(add_ranks, (), place, ignore)
-
-
-@pytest.mark.parametrize(
-    ("place", "sentence"),
-    [
-        (LaunchOptions(0), "at least 1"),
-        (LaunchOptions(5, nodes=2, master="a:1"), "do not divide"),
-        (LaunchOptions(4, nodes=2, node_rank=2, master="a:1"), "below --nodes"),
-        (LaunchOptions(4, nodes=2), "needs --master"),
-        (LaunchOptions(4, nodes=2, master="a:1", engine="threads"), "needs --engine processes"),
-    ],
-)
-def test_places_that_cannot_be(place: LaunchOptions, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        launch(add_ranks, (), place, ignore)

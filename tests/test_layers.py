@@ -17,7 +17,8 @@ ALLOWED: dict[str, set[str]] = {
     "machine": set(),
     "presets": set(),
     "layout": set(),
-    "spec": {"errors", "presets"},
+    "spec_text": {"errors"},
+    "spec": {"presets", "spec_text"},
     "comm": {"errors", "clock", "machine"},
     "failures": {"errors", "comm"},
     "fork_server": set(),
@@ -25,17 +26,21 @@ ALLOWED: dict[str, set[str]] = {
     "topologies": {"spec", "errors"},
     "graph": {"errors", "topologies"},
     "collectives": {"spec", "errors", "machine", "comm", "topologies"},
-    "exchanges": {"spec", "errors", "layout", "comm", "collectives", "aggregators"},
+    "exchanges": {"spec", "errors", "layout", "comm", "topologies", "graph", "collectives", "aggregators"},
     "replica": {"errors", "layout"},
     "tuning": set(),
     "algorithms": {"spec", "errors", "exchanges", "replica", "comm", "tuning"},
-    "engine": {"spec", "errors", "algorithms", "comm", "replica"},
+    "consensus": {"errors", "algorithms", "comm", "replica"},
+    "engine": {"spec", "errors", "algorithms", "comm", "replica", "consensus"},
     "sampling": {"errors"},
     "models": {"spec", "errors"},
-    "data": {"errors", "machine"},
+    "partitions": {"spec", "errors"},
+    "data": {"spec", "errors", "machine", "partitions"},
     "tasks": {"spec", "errors", "clock", "data"},
-    "launch": {"errors", "clock", "comm", "failures", "fork_server", "machine", "networks"},
-    "train": {"spec", "errors", "comm", "engine", "models", "tasks", "sampling"},
+    "launch_options": {"errors", "comm", "machine", "networks"},
+    "worker_processes": {"errors", "clock", "comm", "failures", "fork_server", "launch_options", "networks"},
+    "launch": {"errors", "clock", "comm", "failures", "launch_options", "worker_processes"},
+    "train": {"spec", "errors", "comm", "engine", "models", "tasks", "partitions", "sampling"},
     "hosts": {"errors", "clock"},
     "networks": {"spec", "errors", "machine", "hosts"},
     "lab": {"*"},
@@ -48,9 +53,25 @@ ALLOWED: dict[str, set[str]] = {
 TOP = {"lab", "commands", "cli"}
 THIRD_PARTY_BELOW_LAB = {"torch", "numpy", "tutti"}
 OPTIONAL = {("tasks", "sklearn")}  # inside load() only, with a sentence when it is missing
-AXES = ("aggregators", "topologies", "collectives", "exchanges", "algorithms", "models", "tasks", "networks")
+AXES = (
+    "aggregators",
+    "topologies",
+    "collectives",
+    "exchanges",
+    "algorithms",
+    "models",
+    "tasks",
+    "partitions",
+    "networks",
+)
 # what is handed in is known by its base
-BASES_ONLY = {"algorithms": {"exchanges": "base", "comm": "base"}, "launch": {"networks": "base"}}
+BASES_ONLY = {
+    "algorithms": {"exchanges": "base", "comm": "base"},
+    "launch_options": {"networks": "base"},
+    "worker_processes": {"networks": "base"},
+    "data": {"partitions": "base"},
+    "train": {"partitions": "base"},
+}
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tutti.errors import UserError
-from tutti.sampling import EpochSampler
+from tutti.sampling import EpochSampler, ShareSampler
 
 WORKERS = (1, 2, 3, 5, 8)
 CASES = [
@@ -92,3 +92,59 @@ def test_chances_depend_on_seed_epoch_and_sample_alone() -> None:
     assert alone.chances(1, 3).min() >= 0
     assert alone.chances(1, 3).max() < 1
     assert alone.chances(1, 0).shape == (50, 0)
+
+
+# --- shares of their own ---------------------------------------------------------------------------------------------
+
+SHARES = {
+    "equal": [30, 30, 30, 30],
+    "nearly equal": [180, 180, 180, 180, 180, 179, 179, 179],
+    "very different": [867, 85, 40, 27, 168, 17, 161, 72],
+    "one sample": [1, 50],
+    "one worker": [65],
+}
+EACH = pytest.mark.parametrize("sizes", SHARES.values(), ids=SHARES)
+
+
+def share_out(sizes: list[int], batch: int, seed: int = 0) -> list[ShareSampler]:
+    shares = [part.sort().values for part in torch.randperm(sum(sizes), generator=fixed()).split(sizes)]
+    return [ShareSampler(shares, batch, rank, seed) for rank in range(len(sizes))]
+
+
+def fixed() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("batch", [1, 10, 64, 2000])
+@EACH
+def test_every_worker_takes_its_own_samples_once_in_even_batches(sizes: list[int], batch: int) -> None:
+    samplers = share_out(sizes, batch)
+    steps = min(math.ceil(sum(sizes) / batch), min(sizes))
+    for sampler in samplers:
+        parts = sampler.epoch(3)
+        assert len(parts) == sampler.steps == steps
+        assert sorted(torch.cat(parts).tolist()) == sampler.share.tolist()
+        lengths = [len(part) for part in parts]
+        assert min(lengths) >= 1
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_larger_batches_fall_on_different_steps() -> None:
+    """Seven and a half samples per worker and step: the batches of all are even too."""
+    parts = [sampler.epoch(1) for sampler in share_out([30] * 8, 60)]
+    assert [sum(map(len, step)) for step in zip(*parts, strict=True)] == [60] * 4
+
+
+def test_an_epoch_is_shuffled_by_seed_number_and_worker() -> None:
+    def order(rank: int, seed: int, number: int) -> list[int]:
+        shares = [torch.arange(50), torch.arange(50)]
+        return torch.cat(ShareSampler(shares, 10, rank, seed).epoch(number)).tolist()
+
+    orders = {tuple(order(rank, seed, number)) for rank, seed, number in product((0, 1), range(3), range(3))}
+    assert len(orders) == 18
+    assert order(1, 2, 3) == order(1, 2, 3)
+
+
+def test_chances_are_the_samples_whoever_they_belong_to() -> None:
+    (first, *_), whole = share_out([30, 20], 10, seed=3), EpochSampler(50, 8, workers=1, rank=0, seed=3)
+    assert torch.equal(first.chances(2, 3), whole.chances(2, 3))

@@ -10,7 +10,6 @@ import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -23,6 +22,7 @@ from tutti.algorithms.base import Algorithm
 from tutti.comm.base import Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, connect
+from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
 from tutti.replica import Replica
 from tutti.spec import parse
@@ -79,6 +79,7 @@ class Run:
         self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
         self.replica = Replica(model, optimizer)
         self.replica.on_end = self._end_of_backward
+        self._consensus = Consensus(algorithm, self.replica, self.comm)
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
         self._first_batch, self._compared = b"", False
@@ -122,6 +123,7 @@ class Run:
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual."""
+        self._consensus.refuse("a step")
         if self.replica.buckets and not self.replica.exchanged:
             self.replica.finish()  # this worker had no backward: take part with nothing
         if not self._compared:
@@ -163,10 +165,33 @@ class Run:
         waited, self._waited = self._waited + elsewhere, 0.0
         return max(0.0, self.lane.take_busy() - waited), exposed
 
+    # --- the mean of all workers -------------------------------------------------------------------------------------
+
+    def consensus(self) -> AbstractContextManager[nn.Module]:
+        """`with run.consensus() as model:` the model is the mean of all workers', to be evaluated; collective.
+
+        Weights and floating buffers are means, other buffers worker 0's. Afterwards everything is, bit by bit, as it
+        was. Exchanges under way are waited for, which changes no result; `model.training` is left alone. Where all
+        workers are equal anyway nothing is sent. How batch-norm statistics are treated: see consensus.py.
+        """
+        return self._consensus.hold()
+
+    def consensus_distance(self) -> float:
+        """sqrt(mean_i |x_i - mean|^2) over the trained weights: how far the workers are apart; collective.
+
+        It sends the model as `consensus` does; inside `with run.consensus()`, where the mean is there, one number.
+        """
+        return self._consensus.distance()
+
+    def consensus_state_dict(self) -> dict[str, Any]:
+        """The state_dict of the mean model, as a copy on the CPU, to be saved by one of the workers; collective."""
+        return self._consensus.state_dict()
+
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit by bit: collective, and nothing is in flight afterwards."""
+        self._consensus.refuse("run.state_dict()")
         self.algorithm.drain()
         return {
             "spec": str(self.algorithm),
@@ -178,6 +203,7 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._consensus.refuse("loading a state")
         if not {"spec", "workers", "steps", "model", "optimizer", "algorithm"} <= set(state):
             raise UserError(f"this is no state of run.state_dict(): it holds {', '.join(map(str, state)) or 'nothing'}")
         if state["spec"] != str(self.algorithm):
@@ -225,6 +251,7 @@ class Run:
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
     def _end_of_backward(self) -> None:
+        self._consensus.refuse("a backward")
         self._finish()
         begun = self.clock.now()
         if self.size > 1 and self.algorithm.buffers != "local":
@@ -241,7 +268,7 @@ class Run:
 
     def _agree_on_buffers(self) -> None:
         """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's."""
-        for same in _by_type(self.replica.model.buffers()):
+        for same in by_type(self.replica.model.buffers()):
             flat = torch.cat([buffer.reshape(-1) for buffer in same])
             if self.algorithm.buffers == "broadcast" or not flat.is_floating_point():
                 self.comm.broadcast(flat, tag="buffers/broadcast")
@@ -300,14 +327,6 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     known = {id(tensor) for _, tensor in named}
     return named + [("", p) for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
-
-
-def _by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors that can lie in one buffer, together."""
-    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(groups.values())
 
 
 def _in_place(tensor: Tensor, operate: Any) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tutti.errors import UserError
 from tutti.topologies.base import Topology
 
-Rule = Literal["metropolis", "uniform"]
+Rule = Literal["metropolis", "uniform", "lazy"]
 Matrix = NDArray[np.float64]
 _ROUNDING = 1e-12  # what may be left of a number that is zero, or of a sum that is one
 
@@ -38,17 +38,20 @@ def make_mixing(topology: Topology, size: int, step: int = 0, part: int = 0, rul
 
         metropolis  1 / (1 + the larger of both degrees), and what is left for the worker's own value
         uniform     1 / (1 + the sender's degree), also for the worker's own value
+        lazy        half of metropolis, and a half more for the worker's own value: no eigenvalue is below 0
 
     Rows and columns add up to 1, so that the mean is kept, and links in both directions have the same weight; a rule
     that cannot give this is refused. Where all degrees are equal, both rules give the same.
     """
     links = find_links(topology, size, step, part)
     degrees = links.sum(axis=1)
-    if rule == "metropolis":
+    if rule == "uniform":
+        matrix = np.where(links.T | np.eye(size, dtype=bool), 1 / (1 + degrees), 0.0)
+    else:
         matrix = np.where(links.T, 1 / (1 + np.maximum.outer(degrees, degrees)), 0.0)
         np.fill_diagonal(matrix, 1 - matrix.sum(axis=1))
-    else:
-        matrix = np.where(links.T | np.eye(size, dtype=bool), 1 / (1 + degrees), 0.0)
+    if rule == "lazy":
+        matrix = (np.eye(size) + matrix) / 2
     if not is_doubly_stochastic(matrix):
         _refuse(topology, size, rule, degrees)
     return matrix

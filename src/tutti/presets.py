@@ -12,6 +12,15 @@ PRESETS: dict[str, str] = {
     "ddp": "gradient-average(all-reduce(ring))",
     # The same route for the weights, after every worker's own step.
     "allreduce-model": "model-average(all-reduce(ring))",
+    # Neighbours only: gossip, in both orders; relay of models and of updates; momentum of all; one-way links.
+    "d-psgd": "model-average(gossip(ring))",
+    "d-psgd-overlap": "model-average(gossip(ring), order=combine-first)",
+    "relay-sgd": "model-average(relay(double-binary-tree))",
+    "relay-sgd-chain": "model-average(relay(chain))",
+    "relay-sgd-tree": "model-average(relay(binary-tree))",
+    "relay-sgd-grad": "update-average(relay(double-binary-tree, missing=initial))",
+    "qg-dsgd": "quasi-global(gossip(ring))",
+    "sgp": "model-average(push-sum(one-peer-exponential))",
 }
 
 # The routes that people know by name.

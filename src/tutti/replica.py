@@ -33,7 +33,8 @@ class Bucket:
     parameters: list[nn.Parameter]
     group: int | None  # the optimizer's parameter group; None if the optimizer does not know them
     weights: Tensor
-    grads: Tensor  # with the spare elements, see layout.py
+    spacious: Tensor  # the weights, and spare elements behind them; see layout.py
+    grads: Tensor  # with the spare elements too
     views: list[Tensor]  # the gradients, one per parameter
     scale: float = 1.0  # what this worker's gradients are multiplied by on their way in
     missing: set[int] = field(default_factory=set)  # positions whose gradient is not there yet
@@ -128,13 +129,23 @@ class Replica:
         for parameter in self._places:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
 
+    def release(self) -> None:
+        """Take off everything that an algorithm has put on, so that another one can be set up; weights, gradients and
+        what the run has put on stay."""
+        self.close()
+        self.buckets, self._places = [], {}
+        self._on_bucket = lambda _: None
+        self.on_begin = lambda: None
+        self.scale_of = lambda _: 1.0
+
     def _add_bucket(self, named: list[tuple[str, nn.Parameter]], groups: dict[nn.Parameter, int]) -> None:
         layout = Layout.of([(name, p) for name, p in named])
-        weights = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
-        grads = torch.zeros(layout.total, dtype=layout.dtype, device=layout.device)
+        spacious, grads = (torch.zeros(layout.total, dtype=layout.dtype, device=layout.device) for _ in range(2))
+        weights = spacious[: layout.numel]
         parameters = [p for _, p in named]
         views = [s.view(grads) for s in layout.slices]
-        bucket = Bucket(len(self.buckets), layout, parameters, groups.get(parameters[0]), weights, grads, views)
+        group = groups.get(parameters[0])
+        bucket = Bucket(len(self.buckets), layout, parameters, group, weights, spacious, grads, views)
         for position, (piece, parameter) in enumerate(zip(layout.slices, parameters, strict=True)):
             place = piece.view(weights)
             place.copy_(parameter.data)
@@ -255,6 +266,28 @@ class Replica:
         """Whether a parameter's step needs that parameter only: torch's own optimizers; one from elsewhere may look at
         all parameters at once, or count its steps."""
         return type(self.optimizer).__module__.startswith("torch.optim")
+
+    # --- steps of an algorithm with update=bucket --------------------------------------------------------------------
+
+    def require_own_steps(self) -> None:
+        if not self.steps_alone():
+            kind = type(self.optimizer).__name__
+            raise UserError(
+                f"update=bucket steps on some parameters at a time, and {kind} is none of torch's optimizers"
+            )
+
+    def refuse_second_backward(self) -> None:
+        if self.exchanged:
+            raise UserError(
+                "update=bucket has made its step in the backward before this one; put all but the last one of a step "
+                "into run.accumulate(), or use update=whole"
+            )
+
+    def note_own_steps(self) -> None:
+        """The steps have been made during backward."""
+        if self.scaler is not None and self.scaler.is_enabled():
+            raise UserError("update=bucket steps before a GradScaler could look at all gradients; use update=whole")
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn
 
     # --- the next forward --------------------------------------------------------------------------------------------
 

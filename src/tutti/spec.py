@@ -1,9 +1,6 @@
 """Text <-> object. A spec such as `gradient-average(all-reduce(ring), bucket=1MiB)` is the value on the command line,
 the label in a report and the key of a record.
 
-    spec  := word [ "(" [ arg { "," arg } ] ")" ]  |  word ":" spec        a:b:c is read as a(b(c))
-    arg   := [ word "=" ] spec
-
 Words are taken whole and classified afterwards by the field they stand in: a number with a unit, or a name. A name is
 a file: `double-binary-tree` in a field of the axis `topologies` is the class `DoubleBinaryTree` of
 `tutti/topologies/double_binary_tree.py`. Members are dataclasses; `str(member)` parses back to an equal member.
@@ -13,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import math
 import pkgutil
@@ -22,17 +20,10 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast
 
-from tutti.errors import UserError
+from tutti.spec_text import Node, parse_nodes
+from tutti.spec_text import SpecError as SpecError
 
 M = TypeVar("M", bound="Member")
-
-
-class SpecError(UserError):
-    """A spec that cannot be read, with the place in its text."""
-
-    def __init__(self, message: str, text: str, start: int, end: int) -> None:
-        self.message, self.text, self.start, self.end = message, text, start, end
-        super().__init__(f"{message}\n  {text}\n  {' ' * start}{'^' * max(1, end - start)}")
 
 
 # --- units -----------------------------------------------------------------------------------------------------------
@@ -76,6 +67,7 @@ _BYTES = Unit(
     "25MiB",
 )
 _BITS = Unit("a rate", (("bit", 1), ("kbit", 1e3), ("Mbit", 1e6), ("Gbit", 1e9)), "100Mbit", bare=False)
+_SHARE = Unit("a share", (("%", 0.01),), "10%")
 _SECONDS = Unit("a time", (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("min", 60), ("h", 3600)), "40ms", bare=False)
 
 
@@ -102,6 +94,7 @@ class Shape:
 Bytes = Annotated[int, _BYTES, Range(least=0)]
 Rate = Annotated[float, _BITS, Range(least=1e5, most=1e11)]  # bits per second
 Seconds = Annotated[float, _SECONDS, Range(least=0)]
+Share = Annotated[float, _SHARE, Range(least=0)]
 Count = Annotated[int, Range(least=1)]
 Sizes = Annotated[tuple[int, ...], Shape()]
 
@@ -112,7 +105,7 @@ def _number(value: float) -> str:
 
 def parse_quantity(word: str, kind: object, what: str) -> Any:
     """Read one command-line word as a number, size or time; `what` names it in the error."""
-    return _Builder(word).value(_Node(word, (), 0, len(word)), kind, what)
+    return _Builder(word).value(Node(word, (), 0, len(word), len(word)), kind, what)
 
 
 # --- members ---------------------------------------------------------------------------------------------------------
@@ -124,6 +117,7 @@ class Member:
 
     axis: ClassVar[str] = ""
     noun: ClassVar[str] = ""
+    example: ClassVar[str] = ""  # how a member is written whose fields do not tell it
 
     @property
     def name(self) -> str:
@@ -181,77 +175,9 @@ def member(axis_base: type[M], name: str) -> type[M]:
 def parse(text: str, axis_base: type[M]) -> M:
     """Read a spec as a member of the axis whose base class is given."""
     try:
-        return cast(M, _Builder(text).value(_parse_nodes(text), axis_base, axis_base.noun))
+        return cast(M, _Builder(text).value(parse_nodes(text), axis_base, axis_base.noun))
     except RecursionError:
         raise SpecError("this is nested too deeply", text, 0, len(text)) from None
-
-
-# --- text -> nodes ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Node:
-    word: str
-    args: tuple[tuple[_Node | None, _Node], ...]  # the key, where there is one, and the value
-    start: int
-    end: int
-
-
-_TOKEN = re.compile(r"\s*(?:([(),=:])|([^(),=:\s]+))")
-
-
-def _parse_nodes(text: str) -> _Node:
-    tokens: list[tuple[str, int]] = []
-    position = 0
-    while match := _TOKEN.match(text, position):
-        tokens.append((match[1] or match[2], match.start(1) if match[1] else match.start(2)))
-        position = match.end()
-    tokens.append(("", len(text.rstrip())))
-    node, after = _node(text, tokens, 0)
-    if tokens[after][0]:
-        raise _unexpected(text, tokens[after], "nothing more")
-    return node
-
-
-def _node(text: str, tokens: list[tuple[str, int]], at: int) -> tuple[_Node, int]:
-    name = _word(text, tokens, at)
-    mark = tokens[at + 1][0]
-    if mark == ":":
-        inner, at = _node(text, tokens, at + 2)
-        return dataclasses.replace(name, args=((None, inner),)), at
-    if mark != "(":
-        return name, at + 1
-    args, at = _args(text, tokens, at + 2)
-    return dataclasses.replace(name, args=args), at
-
-
-def _args(text: str, tokens: list[tuple[str, int]], at: int) -> tuple[tuple[tuple[_Node | None, _Node], ...], int]:
-    """What stands in parentheses, the closing one included."""
-    args: list[tuple[_Node | None, _Node]] = []
-    if tokens[at][0] == ")":
-        return (), at + 1
-    while True:
-        key = _word(text, tokens, at) if tokens[at][0] and tokens[at + 1][0] == "=" else None
-        value, at = _node(text, tokens, at if key is None else at + 2)
-        args.append((key, value))
-        if tokens[at][0] == ")":
-            return tuple(args), at + 1
-        if tokens[at][0] != ",":
-            raise _unexpected(text, tokens[at], "',' or ')'")
-        at += 1
-
-
-def _word(text: str, tokens: list[tuple[str, int]], at: int) -> _Node:
-    word, start = tokens[at]
-    if word in ("", "(", ")", ",", "=", ":"):
-        raise _unexpected(text, tokens[at], "a name or a number")
-    return _Node(word, (), start, start + len(word))
-
-
-def _unexpected(text: str, token: tuple[str, int], wanted: str) -> SpecError:
-    word, at = token
-    found = f"'{word}'" if word else "the end"
-    return SpecError(f"found {found} where {wanted} should stand", text, at, at + len(word))
 
 
 # --- nodes -> members ------------------------------------------------------------------------------------------------
@@ -263,10 +189,10 @@ class _Builder:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def error(self, message: str, node: _Node) -> SpecError:
+    def error(self, message: str, node: Node) -> SpecError:
         return SpecError(message, self.text, node.start, node.end)
 
-    def value(self, node: _Node, kind: Any, what: str) -> Any:
+    def value(self, node: Node, kind: Any, what: str) -> Any:
         kind, marks = unwrap(kind)
         words: dict[str, Any] = {}
         if typing.get_origin(kind) in (Union, types.UnionType):
@@ -287,17 +213,17 @@ class _Builder:
             return self.shape(node, what)
         return self.number(node, kind, marks, what, list(words))
 
-    def choice(self, node: _Node, choices: list[str], what: str) -> str:
+    def choice(self, node: Node, choices: list[str], what: str) -> str:
         if node.word not in choices:
             raise self.error(f"{what} is one of {', '.join(choices)}, not '{node.word}'", node)
         return node.word
 
-    def shape(self, node: _Node, what: str) -> tuple[int, ...]:
+    def shape(self, node: Node, what: str) -> tuple[int, ...]:
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", node.word):
             raise self.error(f"{what} takes sizes such as 3x32x32, not '{node.word}'", node)
         return tuple(int(size) for size in node.word.split("x"))
 
-    def number(self, node: _Node, kind: Any, marks: tuple[Any, ...], what: str, words: list[str]) -> float:
+    def number(self, node: Node, kind: Any, marks: tuple[Any, ...], what: str, words: list[str]) -> float:
         unit = next((m for m in marks if isinstance(m, Unit)), Unit("a number", (), "8" if kind is int else "0.1"))
         number = unit.parse(node.word)
         if number is None or (kind is int and number != int(number)):
@@ -309,10 +235,10 @@ class _Builder:
                 raise self.error(f"{what} must be {bounds.describe(unit)}, not {node.word}", node)
         return int(number) if kind is int else float(number)
 
-    def member(self, node: _Node, base: type[M]) -> M:
+    def member(self, node: Node, base: type[M]) -> M:
         preset = presets_of(base.axis).get(node.word)
         if preset is None and node.word not in names(base.axis):
-            raise self.error(_unknown(node.word, base), node)
+            raise self.error(_unknown(node.word, base, self.text[node.start : node.whole]), node)
         try:
             if preset is not None:
                 start = parse(preset, base)
@@ -324,10 +250,10 @@ class _Builder:
         except ValueError as error:
             raise self.error(str(error), node) from None
 
-    def arguments(self, node: _Node, cls: type[Member], preset: bool = False) -> dict[str, Any]:
+    def arguments(self, node: Node, cls: type[Member], preset: bool = False) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for index, (key, value) in enumerate(node.args):
-            field = self.positional(node, index, cls, preset) if key is None else self.named(node, key, cls)
+            field = self.positional(node, index, cls, preset) if key is None else self.named(node, key, cls, preset)
             said = field.replace("_", "-")
             if field in values:
                 raise self.error(f"'{node.word}' is given '{said}' twice", key or value)
@@ -337,34 +263,67 @@ class _Builder:
             raise self.error(f"'{node.word}' needs {missing[0]}, as in {node.word}({missing[0]}=...)", node)
         return values
 
-    def positional(self, node: _Node, index: int, cls: type[Member], preset: bool) -> str:
+    def positional(self, node: Node, index: int, cls: type[Member], preset: bool) -> str:
         """The field that a plain argument stands for."""
         fields, value = fields_of(cls), node.args[index][1]
         if preset:
-            raise self.error(f"'{node.word}' is a preset: name what to change in it, as in bucket=1MiB", value)
+            change = f"'{node.word}' is a preset: name what to change in it, as in bucket=1MiB"
+            raise self.error(change + self.beside(node, cls), value)
         if any(key is not None for key, _ in node.args[:index]):
             raise self.error("plain arguments come before named ones", value)
         if index >= len(fields):
             most = f"at most {_count(len(fields), 'argument')}" if fields else "no arguments"
-            raise self.error(f"'{node.word}' takes {most}", value)
+            example = f", as in {cls.example}" if cls.example else ""
+            raise self.error(f"'{node.word}' takes {most}{example}", value)
         return fields[index].name
 
-    def named(self, node: _Node, key: _Node, cls: type[Member]) -> str:
+    def named(self, node: Node, key: Node, cls: type[Member], preset: bool) -> str:
         """The field that a named argument stands for."""
         fields = [f.name.replace("_", "-") for f in fields_of(cls)]
         name = key.word.replace("_", "-")
         if name not in fields:
-            raise self.error(f"'{node.word}' has no parameter '{key.word}'{_suggest(name, fields)}", key)
+            beside = self.beside(node, cls) if preset else ""
+            raise self.error(f"'{node.word}' has no parameter '{key.word}'{_suggest(name, fields)}{beside}", key)
         return name.replace("-", "_")
 
+    def beside(self, node: Node, cls: type[Member]) -> str:
+        """What to write for the member of another axis that is called as this preset is."""
+        found = _find_elsewhere(node.word, cls.axis, self.text[node.start : node.whole])
+        return f"; for the {found[0]}, write {found[1]}" if found else ""
 
-def _unknown(word: str, base: type[Member]) -> str:
-    """The sentence for a name that is not there: the nearest one, or where the name does belong."""
-    choices = [*names(base.axis), *presets_of(base.axis)]
-    if base.axis == "exchanges" and word in (*names("collectives"), *presets_of("collectives")):
-        return f"'{word}' is a collective, not an exchange: write all-reduce({word})"
+
+# Where a name of one axis is written in place of another's: how it is put there.
+_INSTEAD: dict[tuple[str, str], tuple[str, str]] = {
+    ("algorithms", "exchanges"): ("exchange", "model-average({})"),
+    ("algorithms", "collectives"): ("collective", "gradient-average(all-reduce({}))"),
+    ("algorithms", "aggregators"): ("aggregator", "gradient-average(all-reduce(star, {}))"),
+    ("algorithms", "topologies"): ("topology", "model-average(gossip({}))"),
+    ("exchanges", "collectives"): ("collective", "all-reduce({})"),
+    ("exchanges", "aggregators"): ("aggregator", "all-reduce(star, {})"),
+    ("exchanges", "topologies"): ("topology", "gossip({})"),
+    ("collectives", "aggregators"): ("aggregator", "all-reduce(star, {})"),
+    ("collectives", "topologies"): ("topology", "tree({})"),
+}
+
+
+def _find_elsewhere(word: str, axis: str, written: str) -> tuple[str, str] | None:
+    """What the name is that stands where one of this axis should, and how it is put there."""
+    if (axis, word) == ("algorithms", "all-reduce"):  # of gradients, as in the preset of this name
+        return "exchange", f"gradient-average({written})"
+    for (wanted, other), (noun, how) in _INSTEAD.items():
+        if wanted == axis and word in (*names(other), *presets_of(other)):
+            return noun, how.format(written)
+    return None
+
+
+def _unknown(word: str, base: type[Member], written: str) -> str:
+    """The sentence for a name that is not there: where it does belong, or the nearest one."""
+    found = _find_elsewhere(word, base.axis, written)
+    if found is not None:
+        kind, wanted = (f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}" for noun in (found[0], base.noun))
+        return f"'{word}' is {kind}, not {wanted}: write {found[1]}"
     noun = "algorithm or preset" if base.axis == "algorithms" else base.noun
-    return f"there is no {noun} '{word}'{_suggest(word, choices)}"
+    return f"there is no {noun} '{word}'{_suggest(word, [*names(base.axis), *presets_of(base.axis)])}"
 
 
 def _suggest(word: str, choices: list[str]) -> str:
@@ -391,6 +350,11 @@ def fields_of(cls: type[Member]) -> list[dataclasses.Field[Any]]:
 
 
 def hints_of(cls: type[Member]) -> dict[str, Any]:
+    return _read_hints(cls)  # type: ignore[arg-type]  # mypy asks whether its instances can be hashed
+
+
+@functools.cache  # annotations are text, which takes long to compute
+def _read_hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from tutti.comm.base import Comm
 from tutti.comm.interface import read_sent
+from tutti.comm.lossy import Loss, Lossy
 from tutti.engine import Run, distribute
 from tutti.errors import UserError
 from tutti.models.base import Model
-from tutti.sampling import EpochSampler
+from tutti.partitions.base import Partition
+from tutti.sampling import EpochSampler, ShareSampler
 from tutti.spec import parse
 from tutti.tasks.base import Data, Split, Task, find_task
 
@@ -42,11 +45,14 @@ class Plan:
     seed: int = 0
     device: str = "cpu"
     data: str = ""  # the folder of the user's data; else $TUTTI_DATA or the cache
+    partition: str = "iid"  # whose samples are whose; iid: anybody's, dealt out anew in every epoch
+    samples: int | None = None  # only so many of the training set, its first ones
+    loss: float = 0.0  # the share of messages that get lost on the way, see comm/lossy.py
 
     def build(self) -> tuple[Task, Data, nn.Module]:
         """The task, its data and a fresh model: the same on every worker."""
         task = find_task(self.task)
-        data = task.load(Path(self.data) if self.data else None)
+        data = task.load(Path(self.data) if self.data else None).take(self.samples)
         with _building:
             torch.manual_seed(self.seed)
             own = None if self.model else task.make_model(data)
@@ -55,6 +61,23 @@ class Plan:
                 raise UserError(f"the task {self.task} has neither make_model nor default_model; name one with --model")
             model = own or parse(name, Model).build(data.shape, data.classes)
         return task, data, model
+
+    def check(self, workers: int) -> None:
+        """Refuse what cannot be, before any worker starts; where there is a partition, the data is read for it."""
+        Loss(self.loss)
+        if self.divides:
+            _try_partition(self.task, self.data, self.samples, self.partition, workers)
+
+    @property
+    def divides(self) -> bool:
+        """Whether every worker has samples of its own."""
+        return parse(self.partition, Partition).name != "iid"
+
+    def make_sampler(self, targets: Tensor, workers: int, rank: int) -> EpochSampler | ShareSampler:
+        if not self.divides:
+            return EpochSampler(len(targets), self.global_batch, workers, rank, self.seed)
+        shares = parse(self.partition, Partition).split(targets, workers, self.seed)
+        return ShareSampler(shares, self.global_batch, rank, self.seed)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
@@ -72,36 +95,46 @@ class Plan:
         return self.steps if self.steps is not None else (self.epochs or 0) * per_epoch
 
 
+@cache
+def _try_partition(task: str, folder: str, samples: int | None, partition: str, workers: int) -> None:
+    data = find_task(task).load(Path(folder) if folder else None).take(samples)
+    parse(partition, Partition).split(data.train.targets, workers, seed=0)
+
+
 @dataclass
 class Measurements:
     """What one worker saw; one entry per step, and one per evaluation."""
 
     rank: int
     parameters: int = 0
+    classes: list[int] = field(default_factory=list)  # samples of each class that are its own; empty where none are
     seconds: list[float] = field(default_factory=list)
     hidden: list[float] = field(default_factory=list)
     exposed: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    evaluations: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)  # of the mean model
+    own_accuracy: float | None = None  # of this worker's own model at the end, where workers differ
     bytes_per_step: float = 0.0
     bytes_source: str = "metered"
     interface_bytes_per_step: float | None = None  # where the interface is this worker's own
     traffic: list[dict[str, object]] = field(default_factory=list)
+    lost: int = 0  # messages that it sent and that were lost on the way
     choices: dict[str, str] = field(default_factory=dict)  # what the algorithm found out by itself
 
 
-def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]]:
-    """Train on this worker; every worker returns the measurements of all."""
+def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> list[dict[str, Any]]:
+    """Train on this worker; every worker returns the measurements of all. The file `save` gets the mean model."""
     device = find_device(plan.device, comm.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     task, data, model = plan.build()
     model = task.prepare(model, comm.clock).to(device)
     optimizer = plan.make_optimizer(model)
+    comm = Lossy(comm, plan.loss, plan.seed) if plan.loss else comm
     with distribute(model, optimizer, spec, comm=comm) as run:
-        sampler = EpochSampler(len(data.train), plan.global_batch, run.size, run.rank, plan.seed)
-        watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device)
+        sampler = plan.make_sampler(data.train.targets, run.size, run.rank)
+        watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device, _count_classes(sampler, data))
         schedule = plan.make_schedule(optimizer, watch.total)
         for epoch, indices, chances, last in _batches(sampler, watch.total, task.chances):
             watch.begin()
@@ -115,11 +148,24 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan) -> list[dict[str, Any]
             optimizer.zero_grad()
             watch.end(loss, len(indices))
             if last:
-                watch.evaluated(epoch, *_evaluate(run, task, data.test, device))
-        return watch.collect()
+                watch.evaluated(epoch, _evaluate(run, task, data.test, device))
+        if save:
+            _save(run, Path(save))
+        return watch.collect(_find_own_accuracy(run, task, data.test, device))
 
 
-def _batches(sampler: EpochSampler, total: int, chances: int) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
+def _count_classes(sampler: EpochSampler | ShareSampler, data: Data) -> list[int]:
+    """Of this worker's own samples; nothing where it has none, or where a sample has no class."""
+    targets = data.train.targets
+    if isinstance(sampler, EpochSampler) or targets.dim() != 1 or targets.is_floating_point():
+        return []
+    counts: list[int] = torch.bincount(targets[sampler.share], minlength=data.classes).tolist()
+    return counts
+
+
+def _batches(
+    sampler: EpochSampler | ShareSampler, total: int, chances: int
+) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
     """(epoch, indices, so many chances for each, whether to evaluate behind it) for so many steps."""
     done, epoch = 0, 0
     while done < total:
@@ -132,11 +178,28 @@ def _batches(sampler: EpochSampler, total: int, chances: int) -> Iterator[tuple[
                 return
 
 
-@torch.no_grad()
-def _evaluate(run: Run, task: Task, split: Split, device: torch.device) -> tuple[float, float]:
-    """(accuracy, loss) on the whole split, of which every worker takes a share."""
+def _evaluate(run: Run, task: Task, split: Split, device: torch.device) -> dict[str, float]:
+    """Accuracy and loss of the mean model on the whole split, of which every worker takes a share; where workers
+    differ, also how far they are from it."""
     share = torch.arange(len(split)).tensor_split(run.size)[run.rank]
-    model = run.replica.model
+    with run.consensus() as model:
+        loss, correct = _score(model, task, split, share, device)
+        apart = {} if run.algorithm.equal else {"distance": run.consensus_distance()}
+    total_loss, total_correct, count = run.sums([loss, correct, len(share)]).tolist()
+    return {"accuracy": total_correct / count, "loss": total_loss / count, **apart}
+
+
+def _find_own_accuracy(run: Run, task: Task, split: Split, device: torch.device) -> float | None:
+    """Of this worker's own model on the whole split; None where it is everybody's."""
+    if run.algorithm.equal:
+        return None
+    _, correct = _score(run.replica.model, task, split, torch.arange(len(split)), device)
+    return correct / len(split)
+
+
+@torch.no_grad()
+def _score(model: nn.Module, task: Task, split: Split, share: Tensor, device: torch.device) -> tuple[float, float]:
+    """The sum of the losses on these samples, and how many of them are classified right."""
     model.eval()
     loss = correct = 0.0
     for indices in share.split(256):
@@ -145,21 +208,35 @@ def _evaluate(run: Run, task: Task, split: Split, device: torch.device) -> tuple
         loss += float(task.loss(outputs, targets)) * len(indices)
         correct += task.correct(outputs, targets)
     model.train()
-    total_loss, total_correct, count = run.sums([loss, correct, len(share)]).tolist()
-    return total_correct / count, total_loss / count
+    return loss, correct
+
+
+def _save(run: Run, path: Path) -> None:
+    """Worker 0 writes the mean model's state_dict, whole or not at all."""
+    state = run.consensus_state_dict()
+    if run.rank > 0:
+        return
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            torch.save(state, file)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UserError(f"cannot write the model to {path}: {error.strerror}") from None
 
 
 class _Stopwatch:
     """Times every step between synchronised edges; evaluation is not counted."""
 
-    def __init__(self, run: Run, report: Any, total: int, device: torch.device) -> None:
+    def __init__(self, run: Run, report: Any, total: int, device: torch.device, classes: list[int]) -> None:
         self.total = total
         self._run, self._report, self._device = run, report, device
-        self._log = Measurements(run.rank, sum(p.numel() for p in run.replica.model.parameters()))
+        self._log = Measurements(run.rank, sum(p.numel() for p in run.replica.model.parameters()), classes)
         if run.comm.interface:
             run.comm.barrier()  # so that the starting weights have passed
         self._at_start, self._passed_at_start = self._sent(), self._passed()
-        self._formula_at_start = self._by_formula()
+        self._formula_at_start, self._lost_at_start = self._by_formula(), run.meter.lost()
         self._said = run.clock.now()
         self._trained = 0.0  # seconds of training so far
         report({"event": "begin", "steps": total, "workers": run.size, "parameters": self._log.parameters})
@@ -184,14 +261,15 @@ class _Stopwatch:
             self._said = now
             self._say("step")
 
-    def evaluated(self, epoch: int, accuracy: float, loss: float) -> None:
+    def evaluated(self, epoch: int, found: dict[str, float]) -> None:
         step = len(self._log.seconds)
         entry = {"epoch": epoch, "step": step, "seconds": self._trained, "bytes": self._sent() - self._at_start}
-        self._log.evaluations.append({**entry, "accuracy": accuracy, "loss": loss})
+        self._log.evaluations.append({**entry, **found})
         self._say("evaluation")
 
-    def collect(self) -> list[dict[str, Any]]:
+    def collect(self, own_accuracy: float | None) -> list[dict[str, Any]]:
         log, run = self._log, self._run
+        log.own_accuracy = own_accuracy
         known = run.algorithm.overlap_seconds()
         if known is not None:
             log.hidden, log.exposed = ([seconds] * len(log.seconds) for seconds in known)
@@ -199,6 +277,7 @@ class _Stopwatch:
         log.bytes_source = "formula" if self._by_formula() > self._formula_at_start else "metered"
         if run.comm.interface:
             log.interface_bytes_per_step = (self._passed() - self._passed_at_start) / max(1, len(log.seconds))
+        log.lost = run.meter.lost() - self._lost_at_start
         log.traffic, log.choices = run.meter.rows(), run.algorithm.choices()
         rows: list[bytes] = run.comm.gather_bytes(json.dumps(asdict(log)).encode())
         return [json.loads(row) for row in rows]
@@ -209,8 +288,9 @@ class _Stopwatch:
     def _by_formula(self) -> float:
         return sum(self._run.meter.by_formula.get(kind, 0.0) for kind in _KINDS)
 
-    def _passed(self) -> int:
-        return read_sent(self._run.comm.interface) if self._run.comm.interface else 0
+    def _passed(self) -> float:
+        """What the interface counted, less the payload of evaluation."""
+        return read_sent(self._run.comm.interface) - self._run.meter.sent("metrics") if self._run.comm.interface else 0
 
     def _say(self, event: str) -> None:
         log = self._log

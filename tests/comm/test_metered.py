@@ -135,12 +135,13 @@ def test_seconds_are_those_in_calls() -> None:
 
 
 def test_rows_for_a_record() -> None:
-    meter = Meter({("weights", 1): Tally(8, 4, 2, 0.5), ("control", 0): Tally(1, 0, 1, 0.25)})
+    meter = Meter({("weights", 1): Tally(8, 4, 2, 0.5, 3), ("control", 0): Tally(1, 0, 1, 0.25)})
     meter.count_formula("gradients/ddp", 10)
     meter.count_formula("gradients/ddp", 5)
+    assert meter.lost() == 3
     assert meter.rows() == [
-        {"kind": "control", "peer": 0, "sent": 1, "received": 0, "messages": 1, "seconds": 0.25},
-        {"kind": "weights", "peer": 1, "sent": 8, "received": 4, "messages": 2, "seconds": 0.5},
+        {"kind": "control", "peer": 0, "sent": 1, "received": 0, "messages": 1, "seconds": 0.25, "lost": 0},
+        {"kind": "weights", "peer": 1, "sent": 8, "received": 4, "messages": 2, "seconds": 0.5, "lost": 3},
         {"kind": "gradients", "formula": 15},
     ]
     assert meter.sent("gradients") == 15

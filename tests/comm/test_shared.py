@@ -1,45 +1,23 @@
-"""What only shared memory can do wrong: who may share it, wrapping round, sleeping and waking, deaths, leftovers."""
+"""What only shared memory can do wrong: who may share it, wrapping round, sleeping and waking, leftovers."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from workers import make_tls, on_shared, processes, side_by_side
+from meshes import mesh
+from workers import make_tls, on_shared, side_by_side
 
 from tutti.comm import shared
-from tutti.comm.base import Comm, PeerLost
+from tutti.comm.base import Comm
 from tutti.comm.handshake import Access
 from tutti.comm.shared import SharedComm
 
 ACCESS = Access("127.0.0.1", b"known to all", timeout=20.0)
-
-
-@contextmanager
-def mesh(size: int, access: Access = ACCESS) -> Iterator[list[SharedComm]]:
-    """All ends in one thread's hands."""
-    store = dist.HashStore()
-    comms = side_by_side(size, lambda rank: SharedComm(rank, size, store, access))
-    try:
-        yield comms
-    finally:
-        for comm in comms:
-            comm.close()
-
-
-def cut(comm: SharedComm) -> None:
-    """End as a crashed process does: the kernel closes the sockets, the memory stays, and nobody says goodbye."""
-    for link in comm._links.values():
-        link.connection.close()
-    comm._links.clear()
 
 
 def left_behind() -> list[Path]:
@@ -51,7 +29,7 @@ def left_behind() -> list[Path]:
 
 def test_workers_of_one_machine_share_and_leave_no_file() -> None:
     before = set(left_behind())
-    with mesh(3) as comms:
+    with mesh(SharedComm, 3) as comms:
         assert [comm.wire for comm in comms] == ["shared"] * 3
         assert set(left_behind()) <= before
 
@@ -122,7 +100,7 @@ def test_messages_of_all_lengths_pass_the_end_of_the_ring(monkeypatch: pytest.Mo
 
 def test_short_messages_keep_behind_long_ones() -> None:
     """A short message could go at once, but not before a long one that waits for room."""
-    with mesh(2) as (ours, theirs):
+    with mesh(SharedComm, 2) as (ours, theirs):
         long, short = torch.arange(5e6), torch.full((3,), 7.0)
         sends = [ours.send(1, long, "control/x"), ours.send(1, short, "control/x")]
         got_long, got_short = torch.zeros(5_000_000), torch.zeros(3)
@@ -141,7 +119,7 @@ def test_short_messages_keep_behind_long_ones() -> None:
 
 
 def test_a_message_of_another_tag_is_put_aside() -> None:
-    with mesh(2) as (ours, theirs):
+    with mesh(SharedComm, 2) as (ours, theirs):
         ours.exchange([(1, torch.tensor([1.0]))], [], "control/a")
         ours.exchange([(1, torch.tensor([2.0]))], [], "control/b")
         second, first = torch.zeros(1), torch.zeros(1)
@@ -173,64 +151,10 @@ def test_a_sleeper_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_sleeps_while_it_waits() -> None:
     """Waiting a third of a second costs a small part of that in computing."""
-    with mesh(2) as (ours, theirs):
+    with mesh(SharedComm, 2) as (ours, theirs):
         timer = threading.Timer(0.3, lambda: theirs.exchange([(0, torch.ones(1))], [], "control/x"))
         timer.start()
         begun = time.thread_time()
         ours.exchange([], [(1, torch.zeros(1))], "control/x")
         assert time.thread_time() - begun < 0.1
         timer.join()
-
-
-# --- deaths and goodbyes ---------------------------------------------------------------------------------------------
-
-
-def test_dead_peer_ends_every_wait() -> None:
-    with mesh(3) as (ours, theirs, _):
-        cut(theirs)
-        with pytest.raises(PeerLost, match="worker 1 died"):
-            ours.exchange([], [(1, torch.zeros(1))], "control/x")
-        with pytest.raises(PeerLost, match="worker 1 is dead"):
-            ours.exchange([(1, torch.zeros(1))], [], "control/x")
-
-
-def test_dead_peer_ends_a_send_that_needs_room() -> None:
-    with mesh(2) as (ours, theirs):
-        send = ours.send(1, torch.zeros(16 * 2**20), "control/x")
-        cut(theirs)
-        with pytest.raises(PeerLost, match="worker 1 died"):
-            send.wait()
-
-
-def test_what_was_sent_before_the_goodbye_arrives() -> None:
-    with mesh(2) as (ours, theirs):
-        theirs.exchange([(0, torch.ones(1000))], [], "control/x")
-        theirs.close()
-        got = torch.zeros(1000)
-        ours.exchange([], [(1, got)], "control/x")
-        assert got.sum() == 1000
-        with pytest.raises(PeerLost, match="worker 1 had finished and left"):
-            ours.exchange([], [(1, got)], "control/x")
-
-
-def live_until_killed(port: int) -> None:
-    comm = SharedComm(1, 2, dist.TCPStore("127.0.0.1", port, is_master=False), ACCESS)
-    comm.send(0, torch.tensor([os.getpid()]), "control/pid").wait()
-    comm.recv(0, torch.zeros(1), "control/never").wait()
-
-
-def test_killed_process_is_noticed_at_once() -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    process = processes.Process(target=live_until_killed, args=(store.port,), daemon=True)
-    process.start()
-    comm = SharedComm(0, 2, store, ACCESS)
-    assert comm.wire == "shared"
-    pid = torch.zeros(1, dtype=torch.int64)
-    comm.recv(1, pid, "control/pid").wait()
-    os.kill(int(pid), signal.SIGKILL)
-    begun = time.perf_counter()
-    with pytest.raises(PeerLost, match="worker 1 died"):
-        comm.recv(1, torch.zeros(1), "control/x").wait()
-    assert time.perf_counter() - begun < 10
-    comm.close()
-    process.join()

@@ -131,6 +131,11 @@ def test_a_wrong_route_is_reported_and_fails(
         (["--route", "rign"], "did you mean 'ring'?"),
         (["--sizes", "1MiB:4KiB"], "ends before it begins"),
         (["--sizes", "4"], "2 workers with a float32 each take 8"),
+        (
+            ["--workers", "1"],
+            "one worker sends nothing, by any route: there is something to measure from --workers 2 on",
+        ),
+        (["--workers", "2", "1"], "one worker sends nothing"),
         (["--wire", "smoke"], "there is no wire 'smoke'; there is shared, tcp, torch"),
         (["--dtype", "int8"], "there is no dtype 'int8'"),
         (["--network", "hosst"], "did you mean 'hosts'?"),

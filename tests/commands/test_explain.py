@@ -22,7 +22,16 @@ def test_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert "all-reduce of 37MB (35.3 MiB) over 4 workers" in text
     assert "where each wins" in text
     assert "document 003" in text
-    for route in ("ring", "star", "butterfly", "halving-doubling", "double-binary-tree", "~ native"):
+    for route in (
+        "ring",
+        "star",
+        "butterfly",
+        "halving-doubling",
+        "double-binary-tree",
+        "° auto",
+        "~ native",
+        "† tree, by levels",
+    ):
         assert f"\n{route} " in text
 
 
@@ -51,7 +60,10 @@ def test_json_on_standard_output_is_nothing_but_json(capsys: pytest.CaptureFixtu
         (["all"], "there is no operation 'all'"),
         (["all-reduce", "--route", "rign"], "did you mean 'ring'?"),
         (["gather", "--route", "butterfly"], "'butterfly' has no gather"),
-        (["all-reduce", "--workers", "1"], "one worker has nothing to exchange"),
+        (
+            ["all-reduce", "--workers", "1"],
+            "one worker sends nothing, by any route: there is something to explain from --workers 2 on",
+        ),
         (["all-reduce", "--bytes", "0"], "nothing to explain about no bytes"),
         (["all-reduce", "--bytes", "many"], "--bytes takes a size such as 25MiB, not 'many'"),
         (["all-reduce", "--bandwidth", "1000"], "--bandwidth takes a rate such as 100Mbit, not '1000'"),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from workers import SIZES
 
 from tutti.comm.base import LOST, Comm, Lane, Mismatch, PeerLost, Step
+from tutti.comm.lossy import Lossy
 from tutti.comm.metered import Metered, metered
 from tutti.comm.torch import TorchComm
 
@@ -72,6 +73,17 @@ def exchange_keeps_order(comm: Comm) -> None:
         comm.exchange(sends, recvs, "control/order")
         for n, (_, tensor) in enumerate(recvs):
             same(tensor, value(left, (n + 1,), torch.float32, what=n + call))
+
+
+def try_exchange_says_what_came(comm: Comm) -> None:
+    """All of it, on a wire that loses nothing; the tensor of what has not come is left alone."""
+    for call in range(3):
+        sends = [(p, value(comm.rank, (7,), torch.float32, what=p + call)) for p in comm.others()]
+        recvs = [(p, torch.full((7,), -1.0)) for p in comm.others()]
+        arrived = comm.try_exchange(sends, recvs, "control/try")
+        assert isinstance(comm, Lossy) or arrived == [True] * len(recvs)
+        for (peer, tensor), here in zip(recvs, arrived, strict=True):
+            same(tensor, value(peer, (7,), torch.float32, what=comm.rank + call) if here else torch.full((7,), -1.0))
 
 
 def exchange_of_nothing(comm: Comm) -> None:
@@ -235,6 +247,7 @@ def forks_run_side_by_side(comm: Comm) -> None:
 OPERATIONS: list[Check] = [
     exchange_with_everybody,
     exchange_keeps_order,
+    try_exchange_says_what_came,
     exchange_of_nothing,
     accumulate_in_order,
     stream_in_order,
@@ -465,7 +478,7 @@ DEADLINES: list[Check] = [
 
 
 def _innermost(comm: Comm) -> Comm:
-    return comm.inner if isinstance(comm, Metered) else comm
+    return _innermost(comm.inner) if isinstance(comm, Metered) else comm
 
 
 # --- all of them in one go, for processes ----------------------------------------------------------------------------

@@ -1,28 +1,46 @@
 """What every algorithm promises: each member found in the folder, and each preset, over every route.
 
 The oracle knows nothing of the package: numpy in float64, least squares with gradients written out by hand, and SGD
-with momentum and weight decay as in the textbook. It is compared with every worker after every step.
+with momentum and weight decay as in the textbook. It is compared with every worker after every step. Where workers
+hold different weights (`equal` is False) each member's own test has its oracle, and here is what all have in common.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from decentralised_oracle import follow_all, follow_several, make_quadratics, sgd
 from torch import Tensor, nn
 from torch.nn import functional
-from training import adam, distribute, momentum, set_up, small_model, train, train_alone, weights
+from training import (
+    adam,
+    batch_of,
+    distribute,
+    loss_of,
+    momentum,
+    normed_model,
+    set_up,
+    small_model,
+    train,
+    train_alone,
+    weights,
+)
 from workers import SIZES, on_threads
 
 from tutti.algorithms.base import Algorithm
 from tutti.algorithms.gradient_average import GradientAverage
+from tutti.algorithms.quasi_global import QuasiGlobal
 from tutti.comm.base import Comm
 from tutti.errors import UserError
+from tutti.launch import LaunchOptions, launch
 from tutti.presets import PRESETS
 from tutti.spec import member, names, parse
 
@@ -40,8 +58,18 @@ VARIANTS = [
     "gradient-average(update=bucket)",
     "gradient-average(bucket=80B, update=bucket, wait=forward)",
     "gradient-average(bucket=auto, update=bucket, wait=forward)",
+    "d2(gossip(chain, rule=lazy), bucket=80B)",
+    "gradient-tracking(gossip(one-peer-exponential), bucket=80B)",
+    "quasi-global(relay(chain, missing=initial), bucket=80B)",
 ]
+EVERYTHING = [*ANYWHERE, *PRESETS, *VARIANTS]
+UNEQUAL = [spec for spec in EVERYTHING if not parse(spec, Algorithm).equal]
 GRADIENT_PRESETS = [name for name in PRESETS if isinstance(parse(name, Algorithm), GradientAverage)]
+
+
+def has_own_momentum(spec: str) -> bool:
+    """It takes the place of SGD's, is something else on one worker too, and there is none for other optimizers."""
+    return isinstance(parse(spec, Algorithm), QuasiGlobal)
 
 
 # --- the oracle ------------------------------------------------------------------------------------------------------
@@ -75,12 +103,12 @@ def gradient(matrix: Array, inputs: Array, targets: Array) -> Array:
     return 2 / targets.size * extended.T @ (extended @ matrix - targets)
 
 
-def oracle(size: int, combine: str, equal: bool) -> list[Array]:
+def oracle(size: int, combine: str, equal: bool, momentum: float = MOMENTUM) -> list[Array]:
     """The matrix after every step."""
     matrix, velocity, matrices = start(), np.zeros((INPUTS + 1, OUTPUTS)), []
     for step, samples in enumerate(shares(size, equal)):
         each = [gradient(matrix, *data(worker, step, count)) for worker, count in enumerate(samples)]
-        velocity = MOMENTUM * velocity + COMBINATIONS[combine](each, samples) + DECAY * matrix
+        velocity = momentum * velocity + COMBINATIONS[combine](each, samples) + DECAY * matrix
         matrix = matrix - LR * velocity
         matrices.append(matrix)
     return matrices
@@ -115,14 +143,14 @@ def linear() -> nn.Linear:
     return model
 
 
-def textbook(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+def textbook(model: nn.Module, momentum: float = MOMENTUM) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum, weight_decay=DECAY)
 
 
-def follow(comm: Comm, algorithm: str | Algorithm, equal: bool) -> list[Array]:
+def follow(comm: Comm, algorithm: str | Algorithm, equal: bool, momentum: float = MOMENTUM) -> list[Array]:
     """The matrix after every step, as this worker has it."""
     matrices = []
-    with set_up(comm, algorithm, linear(), textbook) as run:
+    with set_up(comm, algorithm, linear(), lambda model: textbook(model, momentum)) as run:
         for step, samples in enumerate(shares(comm.size, equal)):
             inputs, targets = (torch.from_numpy(a) for a in data(comm.rank, step, samples[comm.rank]))
             run.samples = samples[comm.rank]
@@ -144,11 +172,14 @@ def check(size: int, algorithm: str, combine: str, equal: bool, strict: bool = F
         assert np.array_equal(matrices, found[0]), "all workers hold the same weights, bit by bit"
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["tags", "strict"])
-@pytest.mark.parametrize("equal", [True, False], ids=["equal", "unequal"])
-@pytest.mark.parametrize("combine", COMBINATIONS)
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("size", SIZES)
+def in_turn() -> list[tuple[int, str, str, bool, bool]]:
+    """Every route with every combination at every size; equal shares and strict wires in turn, so that any two meet."""
+    cases = product(enumerate(SIZES), enumerate(ROUTES), enumerate(COMBINATIONS))
+    ways = list(product([True, False], [False, True]))
+    return [(size, route, combine, *ways[(s + r + c) % 4]) for (s, size), (r, route), (c, combine) in cases]
+
+
+@pytest.mark.parametrize(("size", "route", "combine", "equal", "strict"), in_turn())
 def test_gradient_average(size: int, route: str, combine: str, equal: bool, strict: bool) -> None:
     check(size, f"gradient-average(all-reduce({route}, {combine}), bucket=48B)", combine, equal, strict)
 
@@ -194,10 +225,104 @@ def test_every_algorithm_has_an_oracle(name: str) -> None:
     assert name == "gradient-average" or own.exists()
 
 
-@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS])
+@pytest.mark.parametrize("algorithm", EVERYTHING)
 def test_alone_it_is_ordinary_training(algorithm: str) -> None:
-    (matrices,) = on_threads(1, lambda comm: follow(comm, algorithm, equal=True))
-    np.testing.assert_allclose(matrices, oracle(1, "mean", equal=True), rtol=1e-12)
+    momentum = 0.0 if has_own_momentum(algorithm) else MOMENTUM
+    (matrices,) = on_threads(1, lambda comm: follow(comm, algorithm, equal=True, momentum=momentum))
+    np.testing.assert_allclose(matrices, oracle(1, "mean", equal=True, momentum=momentum), rtol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING)
+def test_its_text_reads_back(algorithm: str) -> None:
+    found = parse(algorithm, Algorithm)
+    assert parse(str(found), Algorithm) == found
+
+
+# --- equal weights, or not -------------------------------------------------------------------------------------------
+
+
+def distance(points: list[Tensor]) -> float:
+    """How far workers are from their mean."""
+    stacked = torch.stack(points)
+    return float((stacked - stacked.mean(0)).norm())
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING)
+def test_weights_are_equal_where_it_says_so_and_else_kept_together(algorithm: str) -> None:
+    def together(comm: Comm) -> Tensor:
+        with set_up(comm, algorithm) as run:
+            train(run, range(4))
+            run.algorithm.drain()
+            return weights(run.replica.model)
+
+    def apart(worker: int) -> Tensor:
+        model = small_model()
+        return weights(train_alone(model, momentum(model), [batch_of(worker, step) for step in range(4)]))
+
+    found = on_threads(5, together)
+    if parse(algorithm, Algorithm).equal:
+        assert all(torch.equal(each, found[0]) for each in found)
+    else:
+        assert distance(found) < 0.8 * distance([apart(worker) for worker in range(5)])
+
+
+@pytest.mark.parametrize("algorithm", UNEQUAL)
+def test_where_weights_differ_buffers_stay_each_workers_own(algorithm: str) -> None:
+    """No all-reduce in a decentralised method."""
+    assert parse(algorithm, Algorithm).buffers == "local"
+
+    def work(comm: Comm) -> tuple[Tensor, float]:
+        with set_up(comm, algorithm, normed_model()) as run:
+            train(run, range(1))
+            return run.model[1].running_mean.clone(), run.meter.sent("buffers")
+
+    for worker, (found, sent) in enumerate(on_threads(3, work)):
+        alone = normed_model()
+        alone(batch_of(worker, 0)[0])
+        assert torch.equal(found, alone[1].running_mean)
+        assert sent == 0
+
+
+def test_over_processes_it_is_the_same_as_on_threads() -> None:
+    """Bit by bit, at every worker: all of them one after another, since starting processes takes the longest."""
+    problem, optimizer = make_quadratics(3), sgd(0.1, momentum=0.5)
+    found = launch(follow_several, (UNEQUAL, 3), LaunchOptions(3, engine="processes"), lambda _: None)
+    for algorithm, points in zip(UNEQUAL, found.numpy(), strict=True):
+        assert np.array_equal(points, follow_all(algorithm, problem, 3, optimizer)), algorithm
+
+
+def train_with_a_gap(comm: Comm, algorithm: str, gap: str) -> Tensor:
+    """Three steps; in the second one worker 1 has no backward ("nothing"), one that overflows, or no gap ("none")."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=gap == "overflow")
+    with set_up(comm, algorithm) as run:
+        for step in range(3):
+            run.replica.optimizer.zero_grad()
+            here = (comm.rank, step) == (1, 1)
+            if not here or gap != "nothing":
+                factor = float("inf") if here and gap == "overflow" else 1.0
+                scaler.scale(loss_of(run.model, batch_of(comm.rank, step)) * factor).backward()
+            run.step(scaler if scaler.is_enabled() else None)
+            scaler.update()
+        run.algorithm.drain()
+        return weights(run.replica.model)
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING)
+def test_a_worker_without_a_backward_takes_part(algorithm: str) -> None:
+    found = on_threads(3, lambda comm: train_with_a_gap(comm, algorithm, "nothing"))
+    whole = on_threads(3, lambda comm: train_with_a_gap(comm, algorithm, "none"))
+    for one, other in zip(found, whole, strict=True):
+        assert one.isfinite().all()
+        assert not torch.allclose(one, other), "what it lacks is missing everywhere two steps later"
+
+
+@pytest.mark.parametrize("algorithm", UNEQUAL)
+def test_a_worker_that_overflows_takes_part_as_one_without_a_backward(algorithm: str) -> None:
+    overflown, without = (
+        on_threads(3, lambda comm, gap=gap: train_with_a_gap(comm, algorithm, gap)) for gap in ("overflow", "nothing")
+    )
+    for one, other in zip(overflown, without, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
 def test_one_object_may_serve_all_workers() -> None:
@@ -212,9 +337,13 @@ def test_one_object_may_serve_all_workers() -> None:
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [momentum, adam])
+def with_optimizers(algorithms: list[str]) -> list[tuple[str, Callable[[nn.Module], torch.optim.Optimizer]]]:
+    """Each with those that it can have."""
+    return [(a, make) for a in algorithms for make in (momentum, adam) if make is momentum or not has_own_momentum(a)]
+
+
+@pytest.mark.parametrize(("algorithm", "optimizer"), with_optimizers(EVERYTHING))
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS, *VARIANTS])
 def test_a_saved_run_goes_on_bit_by_bit(
     algorithm: str, size: int, optimizer: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> None:
@@ -242,7 +371,7 @@ def test_a_saved_run_goes_on_bit_by_bit(
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS, *VARIANTS])
+@pytest.mark.parametrize("algorithm", EVERYTHING)
 def test_asking_for_the_state_changes_nothing(algorithm: str) -> None:
     def work(comm: Comm, asking: bool) -> Tensor:
         with set_up(comm, algorithm) as run:
@@ -256,7 +385,30 @@ def test_asking_for_the_state_changes_nothing(algorithm: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
 
 
-@pytest.mark.parametrize("algorithm", [*ANYWHERE, *PRESETS, *VARIANTS])
+def leaves(state: Any) -> list[Any]:
+    """All that a nested state holds, in order."""
+    if isinstance(state, dict):
+        return [leaf for key, value in state.items() for leaf in (key, *leaves(value))]
+    if isinstance(state, list | tuple):
+        return [leaf for value in state for leaf in leaves(value)]
+    return [state.clone() if isinstance(state, Tensor) else state]
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING)
+def test_what_was_loaded_is_what_is_saved_again(algorithm: str) -> None:
+    def work(comm: Comm) -> None:
+        with set_up(comm, algorithm) as run:
+            train(run, range(3))
+            state = copy.deepcopy(run.state_dict())
+            train(run, range(3, 5))
+            run.load_state_dict(state)
+            for one, other in zip(leaves(run.state_dict()), leaves(state), strict=True):
+                assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+    on_threads(3, work)
+
+
+@pytest.mark.parametrize("algorithm", EVERYTHING)
 def test_after_close_the_model_and_the_optimizer_are_the_users_own(algorithm: str) -> None:
     def work(comm: Comm) -> None:
         model, plain = small_model(), small_model()

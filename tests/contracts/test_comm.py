@@ -11,8 +11,9 @@ import torch
 from contracts.comm_checks import DEADLINES, MESSAGES, OPERATIONS, Check, checks_of_torch, everything_at_every_size
 from workers import SIZES, make_tls, on_shared, on_tcp, on_threads, on_torch
 
-from tutti.comm.base import Clock, Comm, PeerLost
+from tutti.comm.base import KINDS, Clock, Comm, PeerLost
 from tutti.comm.handshake import Tls
+from tutti.comm.lossy import Lossy
 from tutti.comm.metered import metered
 from tutti.errors import UserError
 
@@ -78,6 +79,44 @@ def test_messages(tagged_wire: Runner, wrap: Callable[[Comm], Comm], size: int, 
 @by_name(DEADLINES)
 def test_deadlines(tagged_wire: Runner, wrap: Callable[[Comm], Comm], check: Check) -> None:
     tagged_wire(2, lambda comm: check(wrap(comm)))
+
+
+# --- a wire that loses messages: the checks are of kinds that are never lost otherwise --------------------------------
+
+
+def losing_everything(comm: Comm) -> Comm:
+    return Lossy(comm, 0.2, seed=comm.size, deadline=0.0, kinds=KINDS)
+
+
+def losing_nothing(comm: Comm) -> Comm:
+    return Lossy(comm, 0.0, kinds=KINDS)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["threads", "strict"])
+@pytest.mark.parametrize("size", SIZES)
+@by_name(OPERATIONS)
+def test_operations_lossy(strict: bool, size: int, check: Check) -> None:
+    on_threads(size, lambda comm: check(losing_everything(comm)), strict=strict)
+
+
+@METERED
+@by_name(MESSAGES)
+def test_messages_lossy(wrap: Callable[[Comm], Comm], check: Check) -> None:
+    on_threads(3, lambda comm: check(losing_everything(wrap(comm))))
+
+
+@by_name([*OPERATIONS, *MESSAGES, *DEADLINES])
+def test_losing_nothing(check: Check) -> None:
+    on_threads(2, lambda comm: check(losing_nothing(comm)))
+
+
+@by_name(DEADLINES)
+def test_deadlines_lossy(check: Check) -> None:
+    """Control messages, which are never lost: what a deadline does to those that are is told in tests/comm."""
+    on_threads(2, lambda comm: check(Lossy(comm, 0.2)))
+
+
+# --- what some wires have alone --------------------------------------------------------------------------------------
 
 
 class Stepping(Clock):

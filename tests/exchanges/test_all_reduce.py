@@ -232,6 +232,14 @@ def test_worker_without_samples_changes_nothing(route: str) -> None:
     assert on_threads(3, work) == [[5.0] * NUMEL] * 3
 
 
+def test_its_matrix_is_known_where_there_is_one() -> None:
+    """For equal shares, and of linear aggregators only."""
+    assert np.array_equal(AllReduce().mixing(4), np.full((4, 4), 0.25))  # type: ignore[arg-type]
+    assert np.array_equal(parse("all-reduce(combine=sum)", Exchange).mixing(2, step=7), np.ones((2, 2)))  # type: ignore[arg-type]
+    for combine in NOT_LINEAR:
+        assert parse(f"all-reduce(star, {combine})", Exchange).mixing(4) is None
+
+
 def test_star_beyond_the_last_worker_is_refused_at_setup() -> None:
     with pytest.raises(UserError, match=r"root of 'star' must be below the number of workers \(2\), not 2"):
         parse("all-reduce(star(2))", Exchange).setup(World(2).comm(0), layout(), "gradients/0")

@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from exchange_oracle import draw, layout_of, own_test, tell_all
 from torch import Tensor
 from workers import on_threads
 
@@ -137,6 +138,26 @@ def test_it_may_be_wrapped_again() -> None:
     text = "corrupt(corrupt(all-reduce(star, sum), worker=1, by=zero), worker=3, by=zero)"
     assert str(parse(text, Exchange)) == text
     assert send(text, size=5)[0] == 1 + 3 + 5
+
+
+@pytest.mark.parametrize(
+    ("within", "exact", "tolerates_loss"),
+    [("all-reduce", True, False), ("gossip", False, True), ("relay", False, True), ("push-sum", False, False)],
+)
+def test_its_traits_are_those_of_the_exchange_within(within: str, exact: bool, tolerates_loss: bool) -> None:
+    exchange = parse(f"corrupt({within})", Exchange)
+    assert (exchange.exact, exchange.tolerates_loss) == (exact, tolerates_loss)
+    assert exchange.mixing(3) is None, "the bad worker's part is no average"
+
+
+@pytest.mark.parametrize("within", ["gossip(ring)", "relay(missing=initial)", "relay(missing=own)", "push-sum"])
+def test_among_neighbours_it_spoils_what_goes_out_and_what_it_keeps(within: str) -> None:
+    """The exchange within gets the spoilt row from the beginning, and what all have in common unspoilt."""
+    exchange, layout = parse(f"corrupt({within}, worker=1, by=huge, times=-2)", Corrupt), layout_of(5)
+    start, bodies = draw(4, layout, 5)
+    spoilt = bodies * np.array([1, -2, 1, 1])[:, None]
+    expected = own_test(exchange.exchange).history(exchange.exchange, start, spoilt)
+    np.testing.assert_allclose(tell_all(exchange, layout, start, bodies), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_state_is_that_of_the_exchange_within(monkeypatch: pytest.MonkeyPatch) -> None:

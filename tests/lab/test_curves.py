@@ -11,29 +11,39 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from tutti.errors import UserError
-from tutti.lab.curves import Panel, check_format, make_figure, plain_curve, route_curve, save
+from tutti.lab.curves import Curve, Panel, check_format, make_figure, plain_curve, save
+from tutti.lab.picture import line_look
 
 SIZES = [2.0**power for power in range(12, 27, 2)]
 
 
 def make_panel(title: str = "all-reduce", routes: int = 3, scale: float = 1e-9) -> Panel:
     curves = [
-        route_curve(f"route-{n}", [(size, 1e-4 + (n + 1) * scale * size) for size in SIZES], n) for n in range(routes)
+        Curve(f"route-{n}", [(size, 1e-4 + (n + 1) * scale * size) for size in SIZES], line_look(n))
+        for n in range(routes)
     ]
     return Panel(title, [*curves, plain_curve("floor", [(size, scale * size) for size in SIZES], "-")])
+
+
+def make_bars(routes: int) -> Panel:
+    """A single size, with times that are far from each other."""
+    curves = [Curve(f"a-route-with-a-name-{n}", [(4096.0, 1e-4 * 2**n)], line_look(n)) for n in range(routes)]
+    return Panel("all-reduce", [*curves, plain_curve("floor", [(4096.0, 1e-5)], "-")])
 
 
 FIGURES = {
     "one": [make_panel(routes=1)],
     "twelve routes": [make_panel(routes=12)],
     "three panels": [make_panel("all-reduce"), make_panel("reduce"), make_panel("broadcast", scale=1e-7)],
-    "a size": [Panel("x", [route_curve("ring", [(4096.0, 1e-4)], 0)])],
+    "a size": [make_bars(12)],
+    "a size, two panels": [make_bars(2), make_bars(5)],
 }
 
 
 def texts(figure: Figure) -> list[Text]:
-    found = [*figure.texts, *figure.legends[0].get_texts()]
+    found = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
     for axes in figure.axes:
+        found += axes.texts
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
             found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
@@ -71,7 +81,7 @@ def test_the_legend_has_every_line_once_slowest_first_and_the_floor_behind() -> 
 
 def test_lines_on_top_of_each_other_show_different_marks() -> None:
     points = [(2.0**n, 1.0) for n in range(10, 60)]
-    figure = make_figure([Panel("x", [route_curve("a", points, 0), route_curve("b", points, 1)])], "", "")
+    figure = make_figure([Panel("x", [Curve("a", points, line_look(0)), Curve("b", points, line_look(1))])], "", "")
     first, second = (line.get_markevery()[0] for line in figure.axes[0].lines)
     assert first != second
 

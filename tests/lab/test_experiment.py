@@ -15,7 +15,7 @@ from sample_records import make_record
 
 from tutti.errors import RunFailed, UserError
 from tutti.lab import experiment
-from tutti.lab.experiment import Job, run_jobs
+from tutti.lab.experiment import Job, Results, run_jobs
 from tutti.lab.record import Record
 from tutti.lab.run import Entry, finished
 from tutti.launch import LaunchOptions
@@ -273,6 +273,24 @@ def test_a_record_from_before_there_were_networks_counts_as_loopback(tmp_path: P
     assert finished(path, "ring", PLAN, record.workers + 1, "loopback") is None
 
 
+def test_a_record_from_before_messages_could_be_lost_counts_as_lossless(tmp_path: Path) -> None:
+    path, plan = tmp_path / "a-1.json", dataclasses.asdict(PLAN)
+    del plan["loss"]
+    record = dataclasses.replace(make_record("ring"), plan=plan)
+    record.save(path)
+    assert finished(path, "ring", PLAN, record.workers, "loopback") == record
+    assert finished(path, "ring", dataclasses.replace(PLAN, loss=0.1), record.workers, "loopback") is None
+
+
+def test_a_record_without_a_newer_field_of_the_plan_counts_as_made_with_its_default(tmp_path: Path) -> None:
+    path, plan = tmp_path / "a-1.json", dataclasses.asdict(PLAN)
+    del plan["samples"]
+    record = dataclasses.replace(make_record("ring"), plan=plan)
+    record.save(path)
+    assert finished(path, "ring", PLAN, record.workers, "loopback") == record
+    assert finished(path, "ring", dataclasses.replace(PLAN, samples=5), record.workers, "loopback") is None
+
+
 def test_a_fresh_start_removes_the_records_and_nothing_else(lab: Laboratory, tmp_path: Path) -> None:
     jobs = make_jobs("a", "b")
     run_jobs(jobs, 2, tmp_path, lab)
@@ -292,6 +310,42 @@ def test_a_fresh_start_that_cannot_be_made_removes_nothing(lab: Laboratory, tmp_
     with pytest.raises(UserError, match="needs whole contributions"):
         run_jobs([*make_jobs("a"), *impossible], 1, tmp_path, lab, fresh=True)
     assert sorted(tmp_path.iterdir()) == before
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+class Ladder:
+    """Wants one job more after each, up to `last`."""
+
+    def __init__(self, last: str) -> None:
+        self.last = last
+
+    def more(self, results: Results) -> list[Job]:
+        name = max(results)
+        return [] if name == self.last else make_jobs(chr(ord(name) + 1))
+
+    def ahead(self, results: Results, jobs: list[Job]) -> list[Job]:
+        return make_jobs(*(chr(code) for code in range(ord(jobs[-1].name) + 1, ord(self.last) + 1)))
+
+
+def test_what_follows_from_the_records_is_run_too(lab: Laboratory, tmp_path: Path) -> None:
+    results = run_jobs(make_jobs("a", "b"), 1, tmp_path, lab, follows=Ladder("d"))
+    assert [line for line in lab.log if "/" in line.split()[0]] == ["1/4 a", "2/4 b", "3/4 c", "4/4 d"]
+    assert list(results) == ["a", "b", "c", "d"]
+    assert lab.said == ["", "about 15.0 s left", "about 10.0 s left", "about 5.00 s left"]
+
+
+def test_what_follows_is_kept_and_gone_on_with(lab: Laboratory, tmp_path: Path) -> None:
+    lab.broken = "c"
+    with pytest.raises(RunFailed):
+        run_jobs(make_jobs("a"), 1, tmp_path, lab, follows=Ladder("d"))
+    lab.broken = ""
+    lab.log.clear()
+    results = run_jobs(make_jobs("a"), 1, tmp_path, lab, follows=Ladder("d"))
+    assert lab.runs == ["c", "d"]
+    assert "d" in results
+    assert "e" not in results
 
 
 # --- networks ---------------------------------------------------------------------------------------------------------
@@ -381,6 +435,8 @@ def test_the_time_left_adds_up_for_jobs_of_every_length(lab: Laboratory, tmp_pat
         ({"plan": Plan(task="synthetic(samples=640)", epochs=3)}, 3 * 640 / 2),
         ({"plan": Plan(task="mnist", epochs=2)}, 2 * 60_000 / 2),
         ({"plan": Plan(task="mnist(samples=9600)", epochs=2)}, 2 * 9600 / 2),
+        ({"plan": Plan(task="mnist", epochs=2, samples=100)}, 2 * 100 / 2),
+        ({"plan": Plan(task="mnist(samples=50)", epochs=2, samples=100)}, 2 * 50 / 2),
     ],
 )
 def test_the_cost_is_the_samples_of_one_worker(fields: dict[str, Any], samples: float) -> None:
@@ -391,3 +447,13 @@ def test_the_cost_is_the_samples_of_one_worker(fields: dict[str, Any], samples: 
 def test_the_cost_grows_with_the_epochs_where_nobody_knows_their_length() -> None:
     short, long = (make_jobs("a", plan=Plan(task="digits", epochs=epochs))[0].cost for epochs in (2, 12))
     assert 0 < 6 * short == long
+
+
+def test_a_record_from_before_there_were_partitions_counts_as_iid(tmp_path: Path) -> None:
+    path, plan = tmp_path / "a-1.json", dataclasses.asdict(PLAN)
+    del plan["partition"]
+    record = dataclasses.replace(make_record("ring"), plan=plan)
+    record.save(path)
+    assert finished(path, "ring", PLAN, record.workers, "loopback") == record
+    other = dataclasses.replace(PLAN, partition="dirichlet(0.1)")
+    assert finished(path, "ring", other, record.workers, "loopback") is None

@@ -37,8 +37,9 @@ def test_title_and_figures() -> None:
 def test_document_003_stands_among_the_routes_and_is_told_what_it_is() -> None:
     text = read(explain_all())
     lines = [line.split("  ")[0] for line in text.splitlines()]
-    assert lines.index("ring") < lines.index("document 003") < lines.index("star")
+    assert lines.index("ring") < lines.index("† tree, by levels") < lines.index("star")
     said = " ".join(text.split())
+    assert "† not a route but the formula of document 003, one of the reports this project began with" in said
     assert "(bytes/bandwidth)·log2(P) = 592 ms" in said
     assert "a tree's time" in said
     assert "one way only" in said
@@ -47,7 +48,17 @@ def test_document_003_stands_among_the_routes_and_is_told_what_it_is() -> None:
 
 
 def test_document_003_speaks_of_all_reduce_only() -> None:
-    assert "003" not in read(explain_all("broadcast"))
+    text = read(explain_all("broadcast"))
+    assert "003" not in text
+    assert "†" not in text
+
+
+@pytest.mark.parametrize(("nbytes", "default"), [(4096, "butterfly"), (37_000_000, "ring")])
+def test_auto_is_shown_by_its_default_and_says_so(nbytes: int, default: str) -> None:
+    text = read(explain("all-reduce", find_routes("all-reduce", ["auto", "star"]), nbytes, GIGABIT))
+    assert "\n° auto " in text
+    assert f"° auto's default, which is {default} at this size. A run measures first" in " ".join(text.split())
+    assert "°" not in read(explain_all()), "no footnote without the route"
 
 
 def test_ranges_and_the_one_asked_for() -> None:
@@ -86,7 +97,9 @@ def test_no_figure_is_cut_off(width: int) -> None:
 def test_the_picture_has_every_route_the_floor_the_formula_and_the_size() -> None:
     figure = make_picture(explain_all())
     labels = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert labels == {"ring", "star", "native", "floor", "document 003"}
+    assert labels == {"ring", "star", "native", "floor", "tree, by levels"}
     (axes,) = figure.axes
     assert any(list(line.get_xdata()) == [37_000_000] * 2 for line in axes.lines)
-    assert "document 003" not in {t.get_text() for t in make_picture(explain_all("broadcast")).legends[0].get_texts()}
+    assert "tree, by levels" not in {
+        t.get_text() for t in make_picture(explain_all("broadcast")).legends[0].get_texts()
+    }

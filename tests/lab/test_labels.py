@@ -56,6 +56,14 @@ def test_conditions_that_differ_are_listed() -> None:
     assert "1 to 8 workers" in text
 
 
+def test_lost_messages_are_a_condition() -> None:
+    none, some, many = make_record(), make_record(), make_record()
+    some.plan["loss"], many.plan["loss"] = 0.1, 0.125
+    assert "lost" not in describe_conditions([none])
+    assert " · 4 workers · 10 % of messages lost · 2 cores" in describe_conditions([some])
+    assert "0 %, 10 % and 12.5 % of messages lost" in describe_conditions([none, some, many])
+
+
 def test_one_is_singular() -> None:
     assert " · 1 worker · " in describe_conditions([make_record(workers=1)])
     assert " · 11 workers · " in describe_conditions([make_record(workers=11)])
@@ -68,3 +76,18 @@ def test_conditions_of_nothing() -> None:
 
 def test_words_are_joined_as_in_a_sentence() -> None:
     assert [join(["a"]), join(["a", "b"]), join(["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
+def test_a_partition_is_named_where_samples_belong_to_somebody() -> None:
+    assert "iid" not in describe_conditions([make_record(), make_record(partition="iid")])
+    assert " · dirichlet(0.1) · " in describe_conditions([make_record(partition="dirichlet(0.1)")])
+    mixed = describe_conditions([make_record(), make_record(partition="dirichlet(0.1)")])
+    assert " · iid and dirichlet(0.1) · " in mixed
+
+
+def test_equal_names_get_their_partition_where_there_are_several() -> None:
+    records = [make_record(partition=f"dirichlet({alpha})") for alpha in (1, 0.1)]
+    assert make_labels(records, 26) == ["ddp on 4, dirichlet(1)", "ddp on 4, dirichlet(0.1)"]
+    long = make_labels([make_record(LONG, partition="quantity-skew(0.5, least=0.1)"), make_record(LONG)], 20)
+    assert len(set(long)) == 2
+    assert max(map(len, long)) <= 20

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_records import make_record
+from sample_records import make_empty, make_record
 
 from tutti.errors import UserError
 from tutti.lab.figures import read_figures
@@ -50,6 +50,25 @@ def test_a_file_that_cannot_be_read_or_is_cut_off(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"format": 1, "na')
     with pytest.raises(UserError, match="is no record of a run: it is not whole, or not JSON"):
         Record.load(tmp_path / "half.json")
+
+
+# --- workers that differ ----------------------------------------------------------------------------------------------
+
+
+def test_own_models_and_distance_are_read_where_there_are_any() -> None:
+    apart = make_record(own=(0.8, 0.9, 0.7, 0.95), distances=(3.0, 2.0, 0.5))
+    assert (apart.own_accuracies, apart.distance) == ([0.8, 0.9, 0.7, 0.95], 0.5)
+    assert apart.row()["own_accuracies"] == [0.8, 0.9, 0.7, 0.95]
+    assert apart.row()["distance"] == 0.5
+
+
+@pytest.mark.parametrize("record", [make_record(), make_empty(), make_record(accuracies=())])
+def test_equal_workers_and_older_records_have_none(record: Record) -> None:
+    assert (record.own_accuracies, record.distance) == ([], None)
+    same = Record(**{**vars(record), "measurements": [{**m, "own_accuracy": None} for m in record.measurements]})
+    assert same.own_accuracies == []
+    if record.measurements and record.evaluations:
+        assert {"own_accuracies", "distance"}.isdisjoint(record.row())
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rich.console import Console
 from sample_records import make_empty, make_race, make_record
 
 from tutti.lab.record import Record
-from tutti.lab.table import finding, make_table
+from tutti.lab.table import describe_own_models, finding, make_table
 
 ENDINGS = "; accuracy 97.0 %."
 
@@ -90,6 +90,24 @@ def test_what_is_missing_is_a_dash() -> None:
 
 def test_slow_steps_are_in_seconds() -> None:
     assert show([make_record(step=12.0, exposed=3.0)])[1].split()[2] == "s"
+
+
+# --- mean model and own models ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ((0.8, 0.9, 0.7, 0.95), "more than any worker's own model (70.0 % to 95.0 %, median 85.0 %)"),
+        ((0.96, 0.97, 0.98, 0.99), "the workers' own models 96.0 % to 99.0 % (median 97.5 %)"),
+        ((0.98, 0.99, 0.98, 0.99), "less than any worker's own model (98.0 % to 99.0 %, median 98.5 %)"),
+        ((0.96, 0.96, 0.96, 0.9699), "the workers' own models 96.0 % to 97.0 % (median 96.0 %)"),
+        ((0.97, 0.97, 0.97, 0.9701), "every worker's own model 97.0 %"),
+    ],
+)
+def test_the_mean_model_beside_the_workers_own(own: tuple[float, ...], said: str) -> None:
+    lines = describe_own_models([make_record(), make_record("d-psgd", own=own), make_empty()])
+    assert lines == [f"d-psgd: the mean model has 97.0 % accuracy, {said}"]
 
 
 # --- the finding -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
+from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds, trim
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,10 @@ def test_sizes(nbytes: float, text: str) -> None:
 )
 def test_times(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_ticks_have_no_zeros_that_say_nothing() -> None:
+    assert [trim(text) for text in ("10.0 ms", "1.50 s", "100 µs")] == ["10 ms", "1.5 s", "100 µs"]
 
 
 def test_shares() -> None:

@@ -34,6 +34,14 @@ def test_a_batch_is_the_rows_asked_for() -> None:
     assert len(split) == 3
 
 
+def test_only_the_first_samples_are_trained_on() -> None:
+    data = Tiny().load()
+    assert data.take(2).train.targets.tolist() == [0, 1]
+    assert data.take(2).train.inputs.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert len(data.take(2).test) == 3
+    assert data.take(None) is data.take(9) is data
+
+
 def test_the_loss_is_the_mean_cross_entropy() -> None:
     scores = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     by_hand = -(scores.softmax(1).diagonal().log()).mean()

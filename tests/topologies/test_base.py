@@ -9,7 +9,7 @@ import pytest
 
 from tutti.errors import UserError
 from tutti.spec import parse
-from tutti.topologies.base import Topology, find_parents, is_connected, receives
+from tutti.topologies.base import Topology, find_parents, find_unreached, is_connected, receives
 
 
 @dataclass
@@ -37,6 +37,8 @@ def test_connected() -> None:
     assert is_connected([[]])
     assert is_connected([[1], [0, 2], [1]])
     assert not is_connected([[1], [0], []])
+    assert find_unreached([[1], [0, 2], [1]]) is None
+    assert find_unreached([[1], [0], [3], [2]]) == 2
 
 
 def test_parents_lead_to_the_root_by_the_shortest_ways() -> None:

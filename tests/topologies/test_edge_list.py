@@ -38,7 +38,8 @@ def test_a_file_becomes_its_text(tmp_path: Path) -> None:
         ("0 1\n2\n", "line 2: a link is two workers, such as 0 1, not '2'"),
         ("0 one\n", "line 1: a link is two workers, such as 0 1, not '0 one'"),
         ("# nothing\n", "holds no link: write two workers in each line, such as 0 1"),
-        ("1 1\n", "link worker 1 with itself"),
+        ("0 1\n1 1\n", "link worker 1 with itself: a link is between two, such as 0-1"),
+        ("0 1\n3 1\n", "have no link for worker 2, and workers are numbered from 0 without a gap"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:
@@ -48,10 +49,29 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:
         parse(f"edge-list({path})", Topology)
 
 
-@pytest.mark.parametrize("text", ["0", "0-", "0--1", "a-b", "0-1+", "missing.txt", "/"])
+@pytest.mark.parametrize(
+    "text", ["0", "-0", "0-", "0--1", "a-b", "0-1+", "+0-1", "0-1.5", "0->1", "0-1;1-2", "0–1", "missing.txt", "/"]
+)
 def test_neither_links_nor_a_file(text: str) -> None:
     with pytest.raises(SpecError, match="are neither links such as 0-1-2"):
         parse(f"edge-list({text})", Topology)
+
+
+def test_links_are_joined_by_plus() -> None:
+    with pytest.raises(SpecError, match=r"'edge-list' takes at most 1 argument, as in edge-list\(0-1-2\+1-3\)"):
+        parse("edge-list(0-1, 1-2)", Topology)
+
+
+@pytest.mark.parametrize(("text", "missing"), [("1-2-3-4", 0), ("0-1-3", 2), ("0-1-2-99999999999", 3)])
+def test_workers_are_numbered_from_0_without_a_gap(text: str, missing: int) -> None:
+    sentence = rf"have no link for worker {missing}, and workers are numbered from 0 without a gap: add one or renumber"
+    with pytest.raises(SpecError, match=sentence):
+        parse(f"edge-list({text})", Topology)
+
+
+def test_nobody_is_linked_with_itself() -> None:
+    with pytest.raises(SpecError, match="link worker 1 with itself: a link is between two, such as 0-1"):
+        parse("edge-list(0-1-1-2)", Topology)
 
 
 def test_the_number_of_workers_is_that_of_the_links() -> None:
@@ -63,5 +83,6 @@ def test_the_number_of_workers_is_that_of_the_links() -> None:
 
 
 def test_nobody_may_be_left_apart() -> None:
-    with pytest.raises(UserError, match="leaves some of 4 workers apart"):
+    with pytest.raises(UserError, match="has no way from worker 0 to worker 2: add a link, such as 0-2"):
         EdgeList("0-1+2-3").check(4)
+    EdgeList("0-1+2-3+0-2").check(4)

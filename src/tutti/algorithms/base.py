@@ -11,13 +11,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
-from tutti.comm.base import Lane
+from tutti.comm.base import Lane, Pending
+from tutti.exchanges.base import Exchange
 from tutti.replica import Bucket, Replica
-from tutti.spec import Member
+from tutti.spec import Bytes, Member, part
 
 
 @dataclass
@@ -25,6 +27,7 @@ class Algorithm(Member):
     axis: ClassVar[str] = "algorithms"
     noun: ClassVar[str] = "algorithm"
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "broadcast"
+    equal: ClassVar[bool] = True  # all workers hold the same weights behind every step
     deterministic: ClassVar[bool] = True
     one_worker: ClassVar[bool] = False  # runs on a single worker, with the whole batch
     needs_process_group: ClassVar[bool] = False
@@ -71,3 +74,85 @@ class Algorithm(Member):
 
     def close(self) -> None:
         """Let go of what `setup` made."""
+
+
+@dataclass
+class OwnSteps(Algorithm):
+    """What those have in common in which every worker makes the optimizer's own step, and buckets are exchanged behind
+    it: one on the lane while the next one steps.
+
+    A member has one flat tensor per bucket to remember from step to step (`_memory`, part of its state) and one to
+    exchange from (`_rooms`). It says what to note before a bucket steps, and what the lane does behind that.
+    """
+
+    exchange: Exchange = part(Exchange, "gossip")
+    bucket: Bytes = 4 * 2**20
+
+    kinds: ClassVar[tuple[str, ...]] = ("weights",)  # of traffic: a bucket has an exchange for each
+
+    @property
+    def equal(self) -> bool:  # type: ignore[override]
+        return self.exchange.exact
+
+    @property
+    def buffers(self) -> Literal["average", "local"]:  # type: ignore[override]
+        return "average" if self.equal else "local"
+
+    def setup(self, replica: Replica, lane: Lane) -> None:
+        self._replica, self._lane = replica, lane
+        self._pending: list[Pending] = []
+        replica.make_buckets(self.bucket, self.on_bucket)
+        self._exchanges = {
+            kind: [self.exchange.setup(lane.comm, b.layout, f"{kind}/{b.index}") for b in replica.buckets]
+            for kind in self.kinds
+        }
+        for bucket in replica.buckets:
+            self._exchanges["weights"][bucket.index].begin(bucket.weights)
+        self._memory = [bucket.weights.new_zeros(bucket.layout.numel) for bucket in replica.buckets]
+        self._rooms = [bucket.weights.new_zeros(bucket.layout.total) for bucket in replica.buckets]
+
+    def step(self, replica: Replica) -> None:
+        """Bucket by bucket where that is the same as all at once."""
+        one_by_one = replica.scaler is None and replica.steps_alone()
+        if not one_by_one:
+            for bucket in replica.buckets:
+                self._note(bucket)
+            replica.step()
+        for bucket in replica.buckets:
+            if one_by_one:
+                self._note(bucket)
+                replica.local_step(bucket)
+            self._pending.append(self._lane.submit(partial(self._meet, bucket)))
+
+    def finish(self) -> None:
+        pending, self._pending = self._pending, []
+        for each in pending:
+            each.wait()
+
+    def _note(self, bucket: Bucket) -> None:
+        """This bucket is about to step."""
+
+    @abstractmethod
+    def _meet(self, bucket: Bucket) -> None:
+        """This bucket has stepped: exchange what is to be exchanged and leave the weights as they shall be."""
+
+    def _agree(self, bucket: Bucket, kind: str = "weights") -> Tensor:
+        """What the others and this worker make of what lies in the bucket's room; it lies there as well."""
+        exchange, room, numel = self._exchanges[kind][bucket.index], self._rooms[bucket.index], bucket.layout.numel
+        samples = self._replica.samples
+        if (scale := exchange.scale(samples)) != 1:
+            room[:numel] *= scale
+        room[numel:] = 1  # every slice counts as used; the last element is the exchange's to fill
+        exchange.agree(room, self._replica.steps, samples)
+        return room[:numel]
+
+    def state_dict(self) -> dict[str, Any]:
+        exchanges = {kind: [each.state_dict() for each in row] for kind, row in self._exchanges.items()}
+        return {"memory": [memory.clone() for memory in self._memory], "exchanges": exchanges}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for memory, saved in zip(self._memory, state["memory"], strict=True):
+            memory.copy_(saved)
+        for kind, row in self._exchanges.items():
+            for exchange, saved in zip(row, state["exchanges"][kind], strict=True):
+                exchange.load_state_dict(saved)

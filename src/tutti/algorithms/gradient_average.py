@@ -56,6 +56,14 @@ class GradientAverage(Algorithm):
         if self.update == "bucket" and not self.overlap:
             raise ValueError("update=bucket needs overlap: each bucket steps on the lane, when its gradient comes")
 
+    def check(self, workers: int) -> None:
+        if not self.exchange.exact:
+            raise UserError(
+                f"'{self.exchange}' leaves every worker with another gradient, and their weights would drift apart; "
+                f"use model-average({self.exchange}), or all-reduce here"
+            )
+        super().check(workers)
+
     @property
     def deterministic(self) -> bool:  # type: ignore[override]
         return self.bucket != "auto"
@@ -70,11 +78,8 @@ class GradientAverage(Algorithm):
         return {**({"bucket": format_value(self._size, Bytes)} if found else {}), **super().choices()}
 
     def setup(self, replica: Replica, lane: Lane) -> None:
-        if self.update == "bucket" and not replica.steps_alone():
-            kind = type(replica.optimizer).__name__
-            raise UserError(
-                f"update=bucket steps on some parameters at a time, and {kind} is none of torch's optimizers"
-            )
+        if self.update == "bucket":
+            replica.require_own_steps()
         self._replica, self._lane = replica, lane
         self._pending: dict[int, Pending] = {}  # by bucket
         self._ready: list[Callable[[], None]] = []
@@ -101,11 +106,8 @@ class GradientAverage(Algorithm):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if self.update == "bucket" and self._replica.exchanged:
-            raise UserError(
-                "update=bucket has made its step in the backward before this one; put all but the last one of a step "
-                "into run.accumulate(), or use update=whole"
-            )
+        if self.update == "bucket":
+            self._replica.refuse_second_backward()
         self.drain()
 
     def on_bucket(self, bucket: Bucket) -> None:
@@ -132,10 +134,8 @@ class GradientAverage(Algorithm):
     def step(self, replica: Replica) -> None:
         if self.update == "whole":
             replica.step()
-        elif replica.scaler is not None and replica.scaler.is_enabled():
-            raise UserError("update=bucket steps before a GradScaler could look at all gradients; use update=whole")
         else:
-            replica.optimizer._opt_called = True  # type: ignore[attr-defined]  # or schedulers warn
+            replica.note_own_steps()
         for index in self._late:
             replica.buckets[index].forget()  # or a zero_grad() would reach into what is under way
         if self._tuner is not None:

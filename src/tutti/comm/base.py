@@ -80,6 +80,12 @@ class Comm(ABC):
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """Send and receive all of these at once; returns when all are complete."""
 
+    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
+        """As `exchange`, and which of the receives have arrived: a wire that loses messages sends none of them again.
+        The tensor of one that has not arrived holds what it held before."""
+        self.exchange(sends, recvs, tag)
+        return [True] * len(recvs)
+
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """As `exchange`, but what comes in is added to the one-dimensional tensors, in the order given."""
         landings = [(peer, torch.empty_like(tensor)) for peer, tensor in recvs]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 
 import torch.distributed as dist
 from torch import Tensor
@@ -26,6 +27,7 @@ class Tally:
     received: float = 0.0
     messages: int = 0
     seconds: float = 0.0  # in calls that this peer took part in
+    lost: int = 0  # of the messages; see comm/lossy.py
 
 
 @dataclass
@@ -48,6 +50,10 @@ class Meter:
             for peer in {peer for peer, _ in (*sends, *recvs)}:
                 self._tally(kind, peer).seconds += seconds
 
+    def count_lost(self, tag: str, peer: int, messages: int) -> None:
+        with self._lock:
+            self._tally(tag.partition("/")[0], peer).lost += messages
+
     def count_formula(self, tag: str, nbytes: float) -> None:
         kind = tag.partition("/")[0]
         with self._lock:
@@ -58,6 +64,11 @@ class Meter:
         with self._lock:
             passed = sum(t.sent for (k, _), t in self.tallies.items() if kind in (None, k))
             return passed + sum(b for k, b in self.by_formula.items() if kind in (None, k))
+
+    def lost(self) -> int:
+        """Messages that this worker has sent and that have not arrived."""
+        with self._lock:
+            return sum(tally.lost for tally in self.tallies.values())
 
     def source(self, kind: str) -> str:
         """Where the figure for this kind comes from."""
@@ -76,7 +87,9 @@ class Meter:
 
 
 def metered(comm: Comm, meter: Meter | None = None) -> Metered:
-    """Wrap a comm; the operations of a backend that has its own are counted by formula."""
+    """Wrap a comm, unless it counts already; the operations of a backend that has its own are counted by formula."""
+    if isinstance(comm, Metered) and meter is None:
+        return comm
     cls = MeteredBackend if comm.wire == "torch" else Metered
     return cls(comm, meter or Meter())
 
@@ -93,18 +106,24 @@ class Metered(Comm):
         begun = self.clock.now()
         pending = self.inner.send(peer, tensor, tag)
         finish = partial(self.meter.count, tag, [(peer, tensor)], [])
-        return _Counted(pending, finish, self.clock, self.clock.now() - begun)
+        return Counted(pending, finish, self.clock, self.clock.now() - begun)
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         begun = self.clock.now()
         pending = self.inner.recv(peer, tensor, tag)
         finish = partial(self.meter.count, tag, [], [(peer, tensor)])
-        return _Counted(pending, finish, self.clock, self.clock.now() - begun)
+        return Counted(pending, finish, self.clock, self.clock.now() - begun)
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         begun = self.clock.now()
         self.inner.exchange(sends, recvs, tag)
         self.meter.count(tag, sends, recvs, self.clock.now() - begun)
+
+    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
+        begun = self.clock.now()
+        arrived = self.inner.try_exchange(sends, recvs, tag)
+        self.meter.count(tag, sends, list(compress(recvs, arrived)), self.clock.now() - begun)
+        return arrived
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         begun = self.clock.now()
@@ -141,10 +160,10 @@ class Metered(Comm):
         self.inner.close()
 
 
-class _Counted(Pending):
+class Counted(Pending):
     """Counts when it is complete, with the seconds in calls; what was lost does not count."""
 
-    def __init__(self, pending: Pending, finish: Callable[[float], None], clock: Clock, seconds: float) -> None:
+    def __init__(self, pending: Pending, finish: Callable[[float], None], clock: Clock, seconds: float = 0.0) -> None:
         self._pending, self._finish, self._clock, self._seconds = pending, finish, clock, seconds
         self._finished = False
 

@@ -29,6 +29,9 @@ class Subset(Comm):
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         self._inner.exchange(self._beneath(sends), self._beneath(recvs), tag)
 
+    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
+        return self._inner.try_exchange(self._beneath(sends), self._beneath(recvs), tag)
+
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         self._inner.accumulate(self._beneath(sends), self._beneath(recvs), tag)
 

@@ -202,14 +202,14 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     if args.page:
         check_folder(args.page, "--page")
     with Screen(quiet=args.quiet) as screen:
-        results = run_jobs(jobs, repeats, out, screen, args.fresh)
+        results = run_jobs(jobs, repeats, out, screen, args.fresh, follows=inquiry)
     story = inquiry.tell(results)
     report = write_page(name, inquiry, story, results, out, args.page)
-    _show(inquiry.title, story, report, args.json)
+    _show(inquiry.title, story, [f"report: {report}", *inquiry.settle(results)], args.json)
     return 0
 
 
-def _show(title: str, story: Story, report: Path, json_to: str | None) -> None:
+def _show(title: str, story: Story, places: list[str], json_to: str | None) -> None:
     from dataclasses import asdict
 
     from rich.console import Console
@@ -225,7 +225,8 @@ def _show(title: str, story: Story, report: Path, json_to: str | None) -> None:
     if story.claims:
         console.print(make_claims_table(story))
     console.print(story.finding, markup=False)
-    console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
+    for place in places:
+        console.print(place, highlight=False, markup=False, soft_wrap=True)
     if json_to is not None:
         told = {"finding": story.finding, "claims": [asdict(claim) for claim in story.claims]}
         write_json({**told, "figures": story.figures} if story.figures else told, json_to)

@@ -74,7 +74,7 @@ def _read(args: argparse.Namespace) -> Explanation:
     bandwidth = parse_quantity(args.bandwidth, Rate, "--bandwidth")
     latency = parse_quantity(args.latency, Seconds, "--latency")
     if args.workers < 2:
-        raise UserError("one worker has nothing to exchange; --workers takes a number from 2")
+        raise UserError("one worker sends nothing, by any route: there is something to explain from --workers 2 on")
     if nbytes < 1:
         raise UserError("there is nothing to explain about no bytes; --bytes takes a size such as 25MiB")
     return explain(operation, find_routes(operation, args.route), nbytes, Links(args.workers, latency, bandwidth / 8))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tutti.comm.rendezvous import WireOptions
     from tutti.commands.base import Commands
     from tutti.lab.record import Record
+    from tutti.lab.run import Entry
     from tutti.launch import LaunchOptions
     from tutti.networks.base import Network
     from tutti.train import Plan
@@ -43,12 +44,16 @@ _RUN_EXAMPLES = """
   tutti run gradient-average:all-reduce:star       the same without parentheses (and the default bucket)
   tutti run ddp --task "synthetic(compute=40ms)" --model vgg-11 --steps 50
   tutti run ddp --network "hosts(100Mbit, cpu=0.5, latency=10ms)"
+  tutti run ddp --partition "dirichlet(0.1)"       every worker has other classes; see tutti catalogue partitions
+  tutti run d-psgd --loss 10%                      every tenth message gets lost
+  tutti run d-psgd --save model.pt                 keeps the mean of all workers' models, as a state_dict
   tutti run ddp --tls --deadline 10s
 """
 _COMPARE_EXAMPLES = """
   tutti compare                                    the race: LeNet-5 on digits, 4 workers, seven ways to average
   tutti compare ring ddp torch-ddp --workers 2     the same work, three ways, two workers
   tutti compare --network "hosts(1Gbit, cpu=0.5)"  every worker on a host of its own, with a link and a CPU quota
+  tutti compare ring ddp --partition by-class      two ways to agree over workers with two shards of classes each
   tutti compare @specs.txt --json results.json     one spec per line of a file; results for a program
 """
 
@@ -62,7 +67,10 @@ def add(commands: Commands) -> None:
     for command in (run, compare):
         _add_work(command)
         _add_place(command)
-        _add_results(command)
+    text = "where the trained model goes, as a state_dict; where workers differ, the mean of theirs"
+    _add_results(run).add_argument("--save", type=Path, metavar="FILE", help=text)
+    _add_results(compare)
+    compare.set_defaults(save=None)
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +81,9 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--data", type=Path, metavar="DIR", help="where data sets are (default: $TUTTI_DATA or the cache)"
     )
+    work.add_argument(
+        "--partition", default="iid", metavar="SPEC", help='whose samples are whose, as "dirichlet(0.1)" (default: iid)'
+    )
     work.add_argument("--model", default="", help="see tutti catalogue models (default: the task's own)")
     length = work.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=positive, help="how often over the data (default: 12)")
@@ -80,7 +91,10 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     batch = work.add_mutually_exclusive_group()
     batch.add_argument("--batch", type=positive, help="samples per worker and step")
     batch.add_argument("--global-batch", type=positive, help="samples of all workers per step (default: 64)")
-    work.add_argument("--lr", type=positive_number, default=0.1, help="learning rate (default: 0.1)")
+    work.add_argument("--samples", type=positive, help="train on the first so many samples only (default: all)")
+    rate = work.add_mutually_exclusive_group()
+    rate.add_argument("--lr", type=positive_number, default=0.1, help="learning rate (default: 0.1)")
+    rate.add_argument("--tuned", action="store_true", help="each with the values that tutti study sweep found best")
     work.add_argument("--momentum", type=fraction, default=0.9, help="momentum of sgd (default: 0.9)")
     work.add_argument("--optimizer", choices=("sgd", "adam", "adamw"), default="sgd", help="(default: sgd)")
     work.add_argument("--schedule", choices=("cosine", "constant"), default="cosine", help="of lr (default: cosine)")
@@ -103,6 +117,9 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     )
     place.add_argument("--interface", help="name or address to listen on (default: the one that leads to the master)")
     place.add_argument("--deadline", default="60s", metavar="TIME", help="how long a silent worker is waited for (60s)")
+    place.add_argument(
+        "--loss", default="0", metavar="SHARE", help="of gradients and weights, such as 10%% (default: 0)"
+    )
     place.add_argument("--tls", action="store_true", help="encrypt, with a certificate made for this run")
     place.add_argument("--tls-cert", type=Path, metavar="FILE", help="encrypt with this certificate")
     place.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
@@ -112,7 +129,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--master", default="", metavar="HOST:PORT", help="where machine 0 can be reached")
 
 
-def _add_results(parser: argparse.ArgumentParser) -> None:
+def _add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     results = parser.add_argument_group("the results")
     results.add_argument("--out", type=Path, metavar="DIR", help="where records and picture go (default: runs/DATE)")
     results.add_argument("--resume", action="store_true", help="keep the finished runs that are in --out already")
@@ -120,6 +137,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     results.add_argument("--csv", type=Path, metavar="FILE", help="write the results as a table for other programs")
     results.add_argument("--tensorboard", type=Path, metavar="DIR", help="write every run for TensorBoard")
     results.add_argument("--quiet", action="store_true", help="no progress")
+    return results
 
 
 # --- run and compare -------------------------------------------------------------------------------------------------
@@ -138,10 +156,13 @@ def _run(args: argparse.Namespace) -> int:
     place = find_place()
     speaks = (place is None or place.rank == 0) and args.node_rank == 0
     with _launch_options(args, network) as options:
+        if args.tuned:
+            entries = [_tune(entry, plan, options) for entry in entries]
         check_all(entries, plan, options, network)
         out = args.out or _new_folder()
         made_here = not out.exists()
         if speaks:
+            _check_save(args, entries)
             check_folder(out, "--out")
             check_file(args.json, "--json")
             check_file(args.csv and str(args.csv), "--csv")
@@ -151,10 +172,30 @@ def _run(args: argparse.Namespace) -> int:
             Screen(quiet=args.quiet or not speaks) as screen,
         ):
             warn(fabric.description)
-            records = run_entries(entries, plan, replace(options, fabric=fabric), out, screen, args.resume)
+            records = run_entries(entries, plan, replace(options, fabric=fabric), out, screen, args.resume, args.save)
     if records and speaks:
         _show(records, out, args)
     return 0
+
+
+def _check_save(args: argparse.Namespace, entries: list[Entry]) -> None:
+    """Whether there will be a model, and room for it."""
+    if args.save is None:
+        return
+    if len(entries) > 1:
+        raise UserError(f"--save keeps one model and there are {len(entries)} runs; run them one by one")
+    if args.resume:
+        raise UserError("--save needs a run to be made, and --resume may find it finished; leave one of them out")
+    check_file(str(args.save), "--save")
+    check_folder(args.save.resolve().parent, "--save")
+
+
+def _tune(entry: Entry, plan: Plan, options: LaunchOptions) -> Entry:
+    """With the best values known for it."""
+    from tutti.lab.tuned import find_tuned
+
+    workers = entry.launch_options(options).workers
+    return replace(entry, changes=find_tuned(entry.name, str(entry.algorithm), plan, workers))
 
 
 def enter_network(text: str) -> Network:
@@ -187,6 +228,7 @@ def _names(specs: list[str]) -> list[str]:
 
 def _plan(args: argparse.Namespace) -> Plan:
     from tutti.models.base import Model
+    from tutti.partitions.base import Partition
     from tutti.spec import parse
     from tutti.tasks.base import find_task, task_text
     from tutti.train import Plan
@@ -207,7 +249,19 @@ def _plan(args: argparse.Namespace) -> Plan:
         seed=args.seed,
         device=args.device,
         data=str(args.data.resolve()) if args.data else "",
+        samples=args.samples,
+        partition=str(parse(args.partition, Partition)),
+        loss=_loss(args.loss),
     )
+
+
+def _loss(text: str) -> float:
+    from tutti.spec import Share, parse_quantity
+
+    loss: float = parse_quantity(text, Share, "--loss")
+    if loss >= 1:
+        raise UserError(f"--loss must be below 100%, not {text}; write 10% or 0.1")
+    return loss
 
 
 def _workers(args: argparse.Namespace) -> int:
@@ -276,7 +330,7 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     from tutti.lab.export import write_csv, write_tensorboard
     from tutti.lab.picture import draw
     from tutti.lab.report.page import write_report
-    from tutti.lab.table import finding, make_table
+    from tutti.lab.table import describe_own_models, finding, make_table
 
     stream = sys.stderr if args.json == "-" else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH)
@@ -284,7 +338,10 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     draw(records, out / "compare.png")
     write_report(records, out / "report.html")
     files = {"picture": out / "compare.png", "report": out / "report.html", "records": out}
+    files |= {"model": args.save} if args.save else {}
     console.print("\n".join(f"{what}: {path}" for what, path in files.items()), highlight=False, soft_wrap=True)
+    for said in describe_own_models(records):
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
     console.print(finding(records))
     if args.json is not None:
         write_json([record.row() for record in records], args.json)

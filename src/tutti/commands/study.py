@@ -19,6 +19,7 @@ _EXAMPLES = """
   tutti study aggregation --quick              a first answer within minutes
   tutti study aggregation --seeds 5            stopped, the same command goes on where it was
   tutti study aggregation --page docs/results  also a page of Markdown with its figures
+  tutti study sweep --algorithms ring --quick  which learning rate is best, for --tuned
 """
 _OUT = Path("runs") / "study"
 
@@ -57,7 +58,9 @@ def _read(name: str, words: list[str]) -> tuple[argparse.Namespace, Study]:
     cls = find(name)
     given = _make_parser(name, cls).parse_args(words)
     usual = {option.name: option.quick if given.quick else option.usual for option in options_of(cls)}
-    return given, cls(**{key: getattr(given, key, value) for key, value in usual.items()})
+    asked: dict[str, Any] = {key: getattr(given, key, value) for key, value in usual.items()}
+    repeated = {key: tuple(value) for key, value in asked.items() if isinstance(value, list)}
+    return given, cls(**{**asked, **repeated})
 
 
 def _make_parser(name: str, cls: type[Study]) -> argparse.ArgumentParser:
@@ -68,18 +71,19 @@ def _make_parser(name: str, cls: type[Study]) -> argparse.ArgumentParser:
     for each in options_of(cls):
         text = each.text + _say_default(each)
         flag = f"--{each.name.replace('_', '-')}"
-        own.add_argument(flag, dest=each.name, type=_reader(each), default=argparse.SUPPRESS, help=text)
+        kind: dict[str, Any] = {"nargs": "?", "const": True} if each.is_flag else {}
+        if each.is_repeated:
+            kind = {"action": "append"}
+        own.add_argument(flag, dest=each.name, type=_reader(each), default=argparse.SUPPRESS, help=text, **kind)
     add_inquiry(parser.add_argument_group("the results"), "less of everything: within minutes on two cores", str(_OUT))
     return parser
 
 
 def _say_default(option: Option) -> str:
-    """Nothing where an empty list stands for something that the help itself says."""
-    if option.usual == ():
+    """Nothing where the help itself says what no value stands for."""
+    if option.usual in ((), None, False):
         return ""
-    usual, quick = (
-        ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in (option.usual, option.quick)
-    )
+    usual, quick = (option.write(value) for value in (option.usual, option.quick))
     return f" (default: {usual})" if quick == usual else f" (default: {usual}, quick: {quick})"
 
 

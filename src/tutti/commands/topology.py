@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--step", metavar="K", type=natural, default=0, help="for topologies that change (default: 0)")
     parser.add_argument(
         "--mixing",
-        choices=("metropolis", "uniform"),
+        choices=("metropolis", "uniform", "lazy"),
         default="metropolis",
         help="gossip's weights (default: metropolis)",
     )

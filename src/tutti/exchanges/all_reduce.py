@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from tutti.aggregators.base import Aggregator
 from tutti.collectives.base import Collective
 from tutti.errors import UserError
 from tutti.exchanges.base import Exchange
+from tutti.graph import Matrix
 from tutti.spec import part
 
 
@@ -57,6 +59,12 @@ class AllReduce(Exchange):
         self.route.run(self.comm, buffer, self.tag)
         if self.combine.normalised:
             self._divide(buffer[: self.layout.numel], buffer[-1] / self.comm.size)
+
+    def mixing(self, workers: int, step: int = 0) -> Matrix | None:
+        """For equal shares."""
+        if not self.combine.linear:
+            return None
+        return np.full((workers, workers), 1 / workers if self.combine.normalised else 1.0)
 
     def _divide(self, body: Tensor, mean_weight: Tensor) -> None:
         """By the mean of all weights; usually that is one and the whole pass over the buffer can be spared."""

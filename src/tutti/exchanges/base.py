@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from tutti.comm.base import Comm
+from tutti.graph import Matrix
 from tutti.layout import Layout
 from tutti.spec import Member
 
@@ -22,6 +23,8 @@ from tutti.spec import Member
 class Exchange(Member):
     axis: ClassVar[str] = "exchanges"
     noun: ClassVar[str] = "exchange"
+    exact: ClassVar[bool] = True  # all workers end with the same buffer
+    tolerates_loss: ClassVar[bool] = False  # goes on without a message that is lost; see comm/lossy.py
     # set by `setup`, no part of the spec
     comm: Comm = field(init=False, repr=False, compare=False)
     layout: Layout = field(init=False, repr=False, compare=False)
@@ -45,6 +48,13 @@ class Exchange(Member):
     @abstractmethod
     def agree(self, buffer: Tensor, step: int, samples: float) -> None:
         """Turn this worker's scaled buffer (see `layout`) into what all agree on; `samples` is what it stands for."""
+
+    def begin(self, buffer: Tensor) -> None:
+        """What all workers have in common before the first `agree`; those that need it keep a copy."""
+
+    def mixing(self, workers: int, step: int = 0) -> Matrix | None:
+        """The matrix W of x_i <- sum_j W_ij x_j, where one step is that and nothing else."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         return {}

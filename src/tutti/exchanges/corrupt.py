@@ -36,6 +36,14 @@ class Corrupt(Exchange):
     spread: Annotated[float, Range(least=0)] = 1.0
     seed: Annotated[int, Range(least=0)] = 0
 
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.exchange.exact
+
+    @property
+    def tolerates_loss(self) -> bool:  # type: ignore[override]
+        return self.exchange.tolerates_loss
+
     def check(self, workers: int) -> None:
         if self.worker >= workers:
             raise UserError(f"worker of 'corrupt' must be below the number of workers ({workers}), not {self.worker}")
@@ -46,6 +54,9 @@ class Corrupt(Exchange):
 
     def scale(self, samples: float) -> float:
         return self.exchange.scale(samples)
+
+    def begin(self, buffer: Tensor) -> None:
+        self.exchange.begin(buffer)
 
     def agree(self, buffer: Tensor, step: int, samples: float) -> None:
         if self.comm.rank == self.worker:

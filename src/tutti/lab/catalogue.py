@@ -48,6 +48,7 @@ _ORDER = (
     "aggregators",
     "models",
     "tasks",
+    "partitions",
     "networks",
 )
 
@@ -75,9 +76,13 @@ TRAITS: Mapping[str, Mapping[Any, str] | str] = {
         "average": "buffers, such as batch norm's running mean, are averaged",
         "local": "buffers, such as batch norm's running mean, are left alone",
     },
+    "equal": {True: "", False: "workers hold different weights; their mean is what is evaluated"},
+    "exact": {True: "", False: "workers end with different buffers: for averaging models, not gradients"},
+    "tolerates_loss": {True: "goes on without a message that is lost", False: ""},
     "deterministic": {True: "", False: "not deterministic: the same run twice may give other bits"},
     "directed": {True: "directed: a worker may send to one that does not send back", False: ""},
     "changing": {True: "changing: other peers from step to step", False: ""},
+    "even": {True: "shares are equal: they differ by one sample at most", False: "shares differ in size"},
     "default_model": "trained with {} where no model is named",
     "hosts": {True: "every worker gets a host of its own", False: "all workers share the machine"},
 }
@@ -146,7 +151,8 @@ def _bases_in(folder: str) -> list[type[Member]]:
     if importlib.util.find_spec(name) is None:
         return []
     classes = [each for each in vars(importlib.import_module(name)).values() if isinstance(each, type)]
-    return [each for each in classes if issubclass(each, Member) and each.__module__ == name and each.axis == folder]
+    members = [each for each in classes if issubclass(each, Member) and Member in each.__bases__]
+    return [each for each in members if each.__module__ == name and each.axis == folder]
 
 
 def _place(axis: str) -> int:
@@ -289,7 +295,7 @@ def _read_parameters(member: Member) -> tuple[Parameter, ...]:
 def find_traits(base: type[Member]) -> list[str]:
     """What an axis lets its members say of themselves: public class attributes that are a word or a yes or no."""
     hints = {name: hint for name, hint in hints_of(base).items() if typing.get_origin(hint) is ClassVar}
-    said = {name: typing.get_args(hint)[0] for name, hint in hints.items() if name not in ("axis", "noun")}
+    said = {name: typing.get_args(hint)[0] for name, hint in hints.items() if name not in ("axis", "noun", "example")}
     return [name for name, kind in said.items() if kind in (bool, str) or typing.get_origin(kind) is Literal]
 
 

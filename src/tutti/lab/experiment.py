@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tutti.clock import Clock
 from tutti.lab.record import Record
@@ -55,19 +55,20 @@ class Job:
     def cost(self) -> float:
         """Samples that one worker goes through: what the time left is estimated by."""
         plan = self.plan
-        samples = plan.steps * plan.global_batch if plan.steps else (plan.epochs or 1) * _count_samples(plan.task)
+        samples = plan.steps * plan.global_batch if plan.steps else (plan.epochs or 1) * _count_samples(plan)
         return samples / self.takes
 
 
-def _count_samples(task: str) -> int:
+def _count_samples(plan: Plan) -> int:
     """Of one epoch, without reading the data."""
-    found = find_task(task)
-    whole = getattr(getattr(found, "data_set", None), "train", _SOME_SAMPLES)
-    return int(getattr(found, "samples", 0) or whole)
+    task = find_task(plan.task)
+    whole = getattr(getattr(task, "data_set", None), "train", _SOME_SAMPLES)
+    there = int(getattr(task, "samples", 0) or whole)
+    return there if plan.samples is None else min(there, plan.samples)
 
 
 class Results:
-    """The records of an experiment by the job's name, one per repetition."""
+    """The records of an experiment by the job's name, one per repetition; `|` adds those of others."""
 
     def __init__(self, records: dict[str, list[Record]]) -> None:
         self._records = records
@@ -75,40 +76,82 @@ class Results:
     def __getitem__(self, name: str) -> list[Record]:
         return self._records[name]
 
+    def __or__(self, others: Results) -> Results:
+        return Results({**self._records, **others._records})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._records)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._records
 
     def all(self) -> list[Record]:
         return [record for records in self._records.values() for record in records]
 
 
-def run_jobs(jobs: list[Job], repeats: int, out: Path, audience: Audience, fresh: bool = False) -> Results:
-    """Every job as often as asked for, the whole round before the next one; every second round backwards.
+class Follows(Protocol):
+    """What comes behind the first jobs, for those who cannot know all of them at the beginning."""
+
+    def more(self, results: Results) -> list[Job]:
+        """What else to run, from what has been found so far; nothing where all is done."""
+
+    def ahead(self, results: Results, jobs: list[Job]) -> list[Job]:
+        """What is likely to follow when these jobs are done too: for the time that is left."""
+
+
+def run_jobs(
+    jobs: list[Job],
+    repeats: int,
+    out: Path,
+    audience: Audience,
+    fresh: bool = False,
+    follows: Follows | None = None,
+) -> Results:
+    """Every job as often as asked for, the whole round before the next one; every second round backwards. Then what
+    follows from their records, in the same way.
 
     What is finished already is kept, or, for a fresh start, removed once it is clear that all jobs can be run.
     """
-    turns = [(job, path, None if fresh else _find_kept(job, path)) for job, path in _plan_turns(jobs, repeats, out)]
-    for job in {job.name: job for job, _, kept in turns if kept is None}.values():
-        options = LaunchOptions(job.workers, job.engine)
-        check_all([Entry.read(job.spec)], job.plan, options, parse(job.network, Network))
-    if fresh:
-        for _, path, _ in turns:
-            path.unlink(missing_ok=True)
-    progress = _Progress([job.cost if kept is None else 0.0 for job, _, kept in turns])
-    records: dict[str, list[Record]] = {job.name: [] for job in jobs}
-    with ExitStack() as stack:
-        fabrics = _Fabrics(jobs, stack)
-        for index, (job, path, kept) in enumerate(turns):
-            if kept is None:
-                audience.start(job.name, progress.left(index), index + 1, len(turns))
-                with progress.timed(index):
-                    record = _run(job, fabrics, audience)
-                record.save(path)
-            else:
-                record = kept
-            audience.done(record)
-            records[job.name].append(record)
-    return Results(records)
+    results, progress = Results({}), _Progress(Clock())
+    while jobs:
+        ahead = follows.ahead(results, jobs) if follows else []
+        results |= _Round(jobs, repeats, out, fresh).run(audience, progress, ahead)
+        jobs = follows.more(results) if follows else []
+    return results
+
+
+class _Round:
+    """Jobs that do not depend on each other."""
+
+    def __init__(self, jobs: list[Job], repeats: int, out: Path, fresh: bool) -> None:
+        self._jobs, self._repeats, turns = jobs, repeats, _plan_turns(jobs, repeats, out)
+        self._turns = [(job, path, None if fresh else _find_kept(job, path)) for job, path in turns]
+        for job in {job.name: job for job, _, kept in self._turns if kept is None}.values():
+            options = LaunchOptions(job.workers, job.engine)
+            check_all([Entry.read(job.spec)], job.plan, options, parse(job.network, Network))
+        if fresh:
+            for _, path, _ in self._turns:
+                path.unlink(missing_ok=True)
+
+    def run(self, audience: Audience, progress: _Progress, ahead: list[Job]) -> Results:
+        records: dict[str, list[Record]] = {job.name: [] for job in self._jobs}
+        costs = [job.cost if kept is None else 0.0 for job, _, kept in self._turns]
+        later = self._repeats * sum(job.cost for job in ahead)
+        count = progress.done + len(self._turns) + self._repeats * len(ahead)
+        with ExitStack() as stack:
+            fabrics = _Fabrics(self._jobs, stack)
+            for index, (job, path, kept) in enumerate(self._turns):
+                progress.done += 1
+                if kept is None:
+                    audience.start(job.name, progress.left(sum(costs[index:]) + later), progress.done, count)
+                    with progress.timed(job.cost):
+                        record = _run(job, fabrics, audience)
+                    record.save(path)
+                else:
+                    record = kept
+                audience.done(record)
+                records[job.name].append(record)
+        return Results(records)
 
 
 def _plan_turns(jobs: list[Job], repeats: int, out: Path) -> list[tuple[Job, Path]]:
@@ -154,18 +197,19 @@ class _Fabrics:
 class _Progress:
     """How long the jobs that are left will take, from how long the others took."""
 
-    def __init__(self, costs: list[float]) -> None:
-        self._costs, self._clock = costs, Clock()
+    def __init__(self, clock: Clock) -> None:
+        self.done = 0  # jobs that were begun, or kept
+        self._clock = clock
         self._spent: list[tuple[float, float]] = []  # cost and seconds of jobs that were run
 
     @contextmanager
-    def timed(self, index: int) -> Iterator[None]:
+    def timed(self, cost: float) -> Iterator[None]:
         begun = self._clock.now()
         yield
-        self._spent.append((self._costs[index], self._clock.now() - begun))
+        self._spent.append((cost, self._clock.now() - begun))
 
-    def left(self, index: int) -> str:
+    def left(self, cost: float) -> str:
         if not self._spent:
             return ""
         rate = sum(seconds for _, seconds in self._spent) / sum(cost for cost, _ in self._spent)
-        return f"about {format_seconds(rate * sum(self._costs[index:]))} left"
+        return f"about {format_seconds(rate * cost)} left"

@@ -8,13 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tutti.lab.curves import Panel, make_figure, plain_curve, route_curve
+from tutti.collectives.auto import Auto
+from tutti.lab.curves import Curve, Panel, make_figure, plain_curve
 from tutti.lab.explain import SWEEP, Estimate, Explanation, Span, document_003, estimate, find_floor, sweep_sizes
 from tutti.lab.labels import join
+from tutti.lab.route_looks import find_looks
 from tutti.lab.units import NOTHING, format_bytes, format_number, format_percent, format_seconds
 from tutti.spec import Bytes, Rate, Seconds, format_value
 
-_PUBLISHED = "document 003"
+_PUBLISHED = "tree, by levels"
+_MARKS = {"auto": "° ", "native": "~ "}  # in front of a route that has a footnote
 _COLUMNS = ("rounds\n", "busiest link\nbytes", "all links\nbytes", "time\nα–β", "busiest link\nbusy", "time\n× best")
 
 _ON_ROUNDS = (
@@ -63,14 +66,14 @@ def _make_table(explanation: Explanation) -> Table:
         rows.append((explanation.published, _published_row(explanation.published, explanation.best)))
     winners = next(span.routes for span in explanation.spans if span.begin <= explanation.nbytes <= span.end)
     for _, row in sorted(rows, key=lambda pair: pair[0]):
-        table.add_row(*row, style="italic" if row[0] == _PUBLISHED else "bold" if row[0] in winners else None)
+        table.add_row(*row, style="italic" if _PUBLISHED in row[0] else "bold" if row[0] in winners else None)
     return table
 
 
 def _row(each: Estimate, best: float) -> list[str]:
     cost = each.cost
     return [
-        f"~ {each.route.name}" if each.route.collective.name == "native" else each.route.name,
+        f"{_MARKS.get(each.route.collective.name, '')}{each.route.name}",
         str(cost.rounds),
         format_bytes(cost.busiest),
         format_bytes(cost.total),
@@ -81,7 +84,7 @@ def _row(each: Estimate, best: float) -> list[str]:
 
 
 def _published_row(seconds: float, best: float) -> list[str]:
-    return [_PUBLISHED, *[NOTHING] * 3, format_seconds(seconds), NOTHING, format_number(seconds / best)]
+    return [f"† {_PUBLISHED}", *[NOTHING] * 3, format_seconds(seconds), NOTHING, format_number(seconds / best)]
 
 
 # --- where each wins -------------------------------------------------------------------------------------------------
@@ -111,6 +114,8 @@ def _sentences(explanation: Explanation) -> list[str]:
         sentences.append(_ON_ROUNDS)
     if explanation.published is not None:
         sentences.append(_on_published(explanation, explanation.published))
+    autos = [each.route.collective for each in explanation.estimates if isinstance(each.route.collective, Auto)]
+    sentences += [_on_auto(auto, explanation.nbytes) for auto in autos]
     if any(each.route.collective.name == "native" for each in explanation.estimates):
         sentences.append("~ the backend's own, by the formula of its usual algorithm; it takes no part in who wins.")
     return sentences
@@ -137,14 +142,22 @@ def _on_floor(explanation: Explanation) -> str:
     )
 
 
+def _on_auto(auto: Auto, nbytes: int) -> str:
+    return (
+        f"° auto's default, which is {auto.choose(nbytes)} at this size. A run measures first and takes the fastest "
+        "route for every size."
+    )
+
+
 def _on_published(explanation: Explanation, seconds: float) -> str:
     links = explanation.links
     rounds = 2 * (links.workers - 1)
     ring = rounds * links.latency + rounds / links.workers * explanation.nbytes / links.bandwidth
     return (
-        f"Document 003 takes an all-reduce for (bytes/bandwidth)·log2(P) = {format_seconds(seconds)}. That is a tree's "
-        "time (binomial, the whole buffer at every step) and one way only, without latency: the sum is at the root "
-        f"then and has to come back, {format_seconds(2 * seconds)} in all. The ring's is 2(P−1)·α + 2(P−1)/P·bytes/β = "
+        "† not a route but the formula of document 003, one of the reports this project began with, which takes an "
+        f"all-reduce for (bytes/bandwidth)·log2(P) = {format_seconds(seconds)}: the whole buffer once per level of "
+        "a binomial tree. That is a tree's time one way only, without latency: the sum is at the root then and has to "
+        f"come back, {format_seconds(2 * seconds)} in all. The ring's is 2(P−1)·α + 2(P−1)/P·bytes/β = "
         f"{format_seconds(ring)}."
     )
 
@@ -157,9 +170,11 @@ def make_picture(explanation: Explanation) -> Figure:
     operation, links = explanation.operation, explanation.links
     sizes = sweep_sizes(min(SWEEP[0], explanation.nbytes), max(SWEEP[1], explanation.nbytes))
     curves = []
-    for index, route in enumerate(sorted((each.route for each in explanation.estimates), key=lambda r: r.name)):
+    routes = sorted((each.route for each in explanation.estimates), key=lambda route: route.name)
+    looks = find_looks(route.name for route in routes)
+    for route in routes:
         points = [(float(size), estimate(route, operation, size, links).seconds) for size in sizes]
-        curves.append(route_curve(route.name, points, index))
+        curves.append(Curve(route.name, points, looks[route.name]))
     if explanation.published is not None:
         points = [(float(size), document_003(size, links)) for size in sizes]
         curves.append(plain_curve(_PUBLISHED, points, ":"))
@@ -170,5 +185,5 @@ def make_picture(explanation: Explanation) -> Figure:
         "dashed: the size asked for · floor: the least bytes of any algorithm for the busiest link, and one latency"
     )
     if explanation.published is not None:
-        note += f" · {_PUBLISHED}: (bytes/bandwidth)·log2(P), a tree's, one way only"
+        note += f" · {_PUBLISHED}: (bytes/bandwidth)·log2(P), document 003's formula, one way only"
     return make_figure([Panel(operation, curves, at=explanation.nbytes)], f"{operation}, time against size", note)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tutti.errors import UserError
-from tutti.lab.experiment import Results
+from tutti.lab.experiment import Job, Results
 from tutti.lab.record import Record
 from tutti.lab.report.parts import Section, Table
 
@@ -46,6 +46,18 @@ class Inquiry(ABC):
     @abstractmethod
     def tell(self, results: Results) -> Story:
         """Read the records."""
+
+    def more(self, results: Results) -> list[Job]:
+        """What else to run, where that depends on what has been found so far; nothing where all is done."""
+        return []
+
+    def ahead(self, results: Results, jobs: list[Job]) -> list[Job]:
+        """What is likely to follow when these jobs are done too: for the time that is left."""
+        return []
+
+    def settle(self, results: Results) -> list[str]:
+        """What other commands can use is put where they find it; returns sentences that say so."""
+        return []
 
     def show_runs(self, records: list[Record]) -> list[Section]:
         """What the report shows of the runs one by one, behind the story."""

@@ -18,10 +18,13 @@ def shorten(name: str, length: int) -> str:
 
 
 def make_labels(records: list[Record], length: int) -> list[str]:
-    """One distinct label per record: its name, with the number of workers or a number of its own where names meet."""
+    """One distinct label per record: its name, where names meet with the number of workers, the partition where there
+    are several, or a number of its own."""
     labels = [shorten(record.name, length) for record in records]
     if _repeated(labels):
         labels = [_on_workers(label, labels, r, length) for label, r in zip(labels, records, strict=True)]
+    if _repeated(labels) and len({find_partition(record) for record in records}) > 1:
+        labels = [_on_partition(label, labels, r, length) for label, r in zip(labels, records, strict=True)]
     if _repeated(labels):
         labels = [f"{shorten(label, length - 3)} #{i}" for i, label in enumerate(labels, start=1)]
     return labels
@@ -40,20 +43,33 @@ def _on_workers(label: str, labels: list[str], record: Record, length: int) -> s
     return shorten(label, length - len(workers)) + workers
 
 
+def _on_partition(label: str, labels: list[str], record: Record, length: int) -> str:
+    return label if labels.count(label) == 1 else shorten(f"{label}, {find_partition(record)}", length)
+
+
+def find_partition(record: Record) -> str:
+    """Whose samples were whose; in records from before there were any, anybody's."""
+    return str(record.plan.get("partition", "iid"))
+
+
 def _repeated(labels: list[str]) -> bool:
     return len(set(labels)) < len(labels)
 
 
 def describe_conditions(records: list[Record]) -> str:
-    """What the runs have in common, on one line: task, model, batch, length, workers, machine, versions, date."""
+    """What the runs have in common, on one line: task, model, whose samples are whose, batch, length, workers, network,
+    losses, machine, versions, date."""
+    partitions = [find_partition(record) for record in records]
     parts = [
         _each("{}", [r.plan.get("task") for r in records]),
         _each("{}", [r.plan.get("model") or _parameters(r) for r in records]),
+        _each("{}", partitions if set(partitions) != {"iid"} else []),
         _each("global batch {}", [r.plan.get("global_batch") for r in records]),
         _count("step", [r.plan.get("steps") for r in records]),
         _count("epoch", [r.plan.get("epochs") for r in records]),
         _count("worker", [r.workers for r in records]),
         _each("{}", [_network(r) for r in records]),
+        _each("{} of messages lost", _losses(records)),
         _count("core", [r.machine.get("cores") for r in records]),
         _each("{}", [r.machine.get("processor") for r in records]),
         _each("torch {}", [r.versions.get("torch") for r in records]),
@@ -67,6 +83,12 @@ def _network(record: Record) -> str:
     """Nothing where it is the machine's own loopback."""
     asked = str(record.launch.get("network", {}).get("asked", ""))
     return "" if asked == "loopback" else asked
+
+
+def _losses(records: list[Record]) -> list[str]:
+    """Nothing where none are lost; older records know of no loss."""
+    losses = [float(record.plan.get("loss", 0.0)) for record in records]
+    return [f"{100 * loss:.3g} %" for loss in losses] if any(losses) else []
 
 
 def _parameters(record: Record) -> str:

@@ -51,9 +51,22 @@ class Record:
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """epoch, step, seconds of training, bytes sent by worker 0, accuracy, loss: one entry per evaluation."""
+        """epoch, step, seconds of training, bytes sent by worker 0; accuracy and loss of the mean model, and, where
+        workers differ, their distance from it: one entry per evaluation."""
         entries: list[dict[str, float]] = self.measurements[0]["evaluations"]
         return entries
+
+    @property
+    def own_accuracies(self) -> list[float]:
+        """Of every worker's own model at the end; empty where all workers had the same."""
+        found = [measurement.get("own_accuracy") for measurement in self.measurements]
+        return [float(accuracy) for accuracy in found if accuracy is not None]
+
+    @property
+    def distance(self) -> float | None:
+        """Of the workers from their mean at the end; None where all were equal."""
+        last = self.evaluations[-1] if self.measurements and self.evaluations else {}
+        return last.get("distance")
 
     @property
     def train_seconds(self) -> float:
@@ -122,6 +135,8 @@ class Record:
             "bytes_per_step": self.bytes_per_step,
             "bytes_source": self.bytes_source,
             "anatomy": self.anatomy,
+            **({"own_accuracies": self.own_accuracies} if self.own_accuracies else {}),
+            **({"distance": self.distance} if self.distance is not None else {}),
         }
 
     def counted(self, values: list[float]) -> list[float]:

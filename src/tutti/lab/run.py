@@ -6,21 +6,25 @@ import dataclasses
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tutti.algorithms.base import Algorithm
 from tutti.clock import Clock
+from tutti.comm.lossy import check_wire
 from tutti.engine import check
+from tutti.errors import UserError
 from tutti.lab.record import Record, describe_machine, describe_versions
 from tutti.launch import LaunchOptions, Report, WorkerFunction, launch
 from tutti.networks.base import Network
-from tutti.spec import parse
+from tutti.spec import Member, parse
 from tutti.train import Plan, find_device, train
 
 _LOOPBACK: Final = {"asked": "loopback"}
+_USUAL: Final = dataclasses.asdict(Plan())  # of fields that older records do not have
 
 
 class Audience(Protocol):
@@ -34,14 +38,18 @@ class Audience(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing to run: its name as typed, and what that means."""
+    """One thing to run: its name as typed, what that means, and what of the plan is its own (a tuned learning rate)."""
 
     name: str
     algorithm: Algorithm
+    changes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, spec: str, name: str = "") -> Entry:
         return cls(name or spec, parse(spec, Algorithm))
+
+    def adapt(self, plan: Plan) -> Plan:
+        return dataclasses.replace(plan, **self.changes)
 
     def launch_options(self, options: LaunchOptions) -> LaunchOptions:
         """The same place, with the number of workers that this algorithm takes; each computes with as many threads."""
@@ -65,21 +73,55 @@ def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions, network:
     device = find_device(plan.device, 0)
     wire = "threads" if options.engine == "threads" else options.wire.wire
     for entry in entries:
-        check(entry.algorithm, wire, entry.launch_options(options).workers, device)
+        workers = entry.launch_options(options).workers
+        check(entry.algorithm, wire, workers, device)
+        plan.check(workers)
+        if plan.loss:
+            _check_loss(entry.algorithm, wire)
+
+
+def _check_loss(algorithm: Algorithm, wire: str) -> None:
+    """Refuse what does not pass the wire on which messages get lost; threads have no backend to leave them to."""
+    check_wire(wire)
+    if wire != "threads" and any(_is_left_to_backend(part) for part in walk(algorithm)):
+        raise UserError(
+            f"'{algorithm}' leaves its messages to the backend, which loses none; take a route such as ring, "
+            "or leave --loss out"
+        )
+
+
+def _is_left_to_backend(part: Member) -> bool:
+    return part.name == "native" or getattr(part, "needs_process_group", False)
+
+
+def walk(member: Member) -> Iterator[Member]:
+    """A member, and all that it is put together from."""
+    yield member
+    for value in (getattr(member, each.name) for each in dataclasses.fields(member) if each.init):
+        if isinstance(value, Member):
+            yield from walk(value)
 
 
 def run_entries(
-    entries: list[Entry], plan: Plan, options: LaunchOptions, out: Path, audience: Audience, resume: bool = False
+    entries: list[Entry],
+    plan: Plan,
+    options: LaunchOptions,
+    out: Path,
+    audience: Audience,
+    resume: bool = False,
+    save: Path | None = None,
 ) -> list[Record]:
-    """Run them in the order given; each record is on disk before the next run begins."""
+    """Run them in the order given; each record is on disk before the next run begins. `save` gets the mean model."""
+    args = (str(save.resolve()),) if save else ()
     records = []
     for index, entry in enumerate(entries, start=1):
         if entry.algorithm.one_worker and options.node_rank > 0:
             continue  # the first node has the one worker
-        record = _find_kept(entry, plan, options, out) if resume else None
+        own = entry.adapt(plan)
+        record = _find_kept(entry, own, options, out) if resume else None
         if record is None:
             audience.start(entry.name, str(entry.algorithm), index, len(entries))
-            record = run_once(entry, plan, options, audience.event)
+            record = run_once(entry, own, options, audience.event, args=args)
             if record is None:
                 continue  # another node or rank has worker 0
             record.save(out / f"{index:02d}-{entry.label}.json")
@@ -142,7 +184,7 @@ def finished(path: Path, spec: str, plan: Plan, workers: int, network: str) -> R
     asked = record.launch.get("network", _LOOPBACK)["asked"]
     same = (
         record.workers == workers
-        and record.plan == dataclasses.asdict(plan)
+        and {**_USUAL, **record.plan} == dataclasses.asdict(plan)
         and parse(record.spec, Algorithm) == parse(spec, Algorithm)
         and parse(asked, Network) == parse(network, Network)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.lab.figures import Figures, find_baseline, read_figures
-from tutti.lab.labels import describe_choices, describe_conditions, join, shorten
+from tutti.lab.labels import describe_choices, describe_conditions, join, make_labels, shorten
 from tutti.lab.record import Record
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
 
@@ -120,6 +121,30 @@ def _caption(records: list[Record], figures: list[Figures]) -> Text:
     notes = [note for source, note in _NOTES.items() if any(each.source == source for each in figures)]
     chosen = describe_choices(records, [each.label for each in figures])
     return Text("\n".join(filter(None, [describe_conditions(records), "; ".join(notes), *chosen])))
+
+
+# --- mean model and own models ---------------------------------------------------------------------------------------
+
+
+def describe_own_models(records: list[Record]) -> list[str]:
+    """What the mean model is worth beside the workers' own, a line for every run in which they differ."""
+    labels = make_labels(records, 60)
+    return [
+        f"{label}: {_beside(record)}" for label, record in zip(labels, records, strict=True) if record.own_accuracies
+    ]
+
+
+def _beside(record: Record) -> str:
+    least, median, most = (choose(record.own_accuracies) for choose in (min, statistics.median, max))
+    low, middle, high, mean = (format_percent(each) for each in (least, median, most, record.accuracy))
+    whose = f"the workers' own models {low} to {high} (median {middle})"
+    if low == high:
+        whose = f"every worker's own model {high}"
+    elif record.accuracy > most and mean != high:
+        whose = f"more than any worker's own model ({low} to {high}, median {middle})"
+    elif record.accuracy < least and mean != low:
+        whose = f"less than any worker's own model ({low} to {high}, median {middle})"
+    return f"the mean model has {mean} accuracy, {whose}"
 
 
 # --- the sentence ----------------------------------------------------------------------------------------------------

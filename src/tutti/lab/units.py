@@ -44,6 +44,12 @@ def format_seconds(seconds: float) -> str:
     return f"{format_number(seconds * 1e6)} µs"
 
 
+def trim(text: str) -> str:
+    """Without the zeros that a tick needs not: 10.0 ms -> 10 ms."""
+    number, _, unit = text.partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
 def format_percent(share: float, decimals: int = 1) -> str:
     """0.969 -> 96.9 %."""
     return f"{100 * share:.{decimals}f} %" if math.isfinite(share) else NOTHING

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,6 +38,12 @@ class Data:
     test: Split
     shape: tuple[int, ...]
     classes: int
+
+    def take(self, samples: int | None) -> Data:
+        """Only so many to train on, the first ones; all that there are for None."""
+        if samples is None or samples >= len(self.train):
+            return self
+        return replace(self, train=Split(self.train.inputs[:samples], self.train.targets[:samples]))
 
 
 @dataclass

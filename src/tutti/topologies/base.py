@@ -46,7 +46,13 @@ def receives(topology: Topology, rank: int, size: int, step: int = 0, part: int 
 
 def is_connected(peers: Sequence[Sequence[int]]) -> bool:
     """Whether everybody can be reached from worker 0."""
-    return len(_find_ways(peers, 0)) == len(peers)
+    return find_unreached(peers) is None
+
+
+def find_unreached(peers: Sequence[Sequence[int]]) -> int | None:
+    """The first who cannot be reached from worker 0."""
+    reached = _find_ways(peers, 0)
+    return next((worker for worker in range(len(peers)) if worker not in reached), None)
 
 
 def find_parents(topology: Topology, size: int, part: int = 0) -> list[int]:

@@ -3,7 +3,8 @@
     edges := way { "+" way },    way := worker "-" worker { "-" worker }
 
 A file has two workers in each line, with a blank, comma or dash between them; what follows a # is not read. Its links
-become the text of the spec, so that neither another worker nor a record needs the file. Everybody must be connected.
+become the text of the spec, so that neither another worker nor a record needs the file. A link goes both ways, and is
+one link however often it is named. Workers are numbered from 0 without a gap, and everybody must be connected.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 from tutti.errors import UserError
-from tutti.topologies.base import Topology, is_connected
+from tutti.topologies.base import Topology, find_unreached
 
 _TEXT = re.compile(r"\d+(-\d+)+(\+\d+(-\d+)+)*")
 _LINE = re.compile(r"\s*(\d+)[\s,-]+(\d+)\s*")
@@ -25,12 +27,23 @@ _LINE = re.compile(r"\s*(\d+)[\s,-]+(\d+)\s*")
 class EdgeList(Topology):
     edges: str = "0-1"
 
+    example: ClassVar[str] = "edge-list(0-1-2+1-3)"
+
     def __post_init__(self) -> None:
         if not _TEXT.fullmatch(self.edges):
             self.edges = _read(self.edges)
-        for one, other in _links(self.edges):
+        links = _links(self.edges)
+        for one, other in links:
             if one == other:
-                raise ValueError(f"edges of 'edge-list' link worker {one} with itself")
+                raise ValueError(
+                    f"edges of 'edge-list' link worker {one} with itself: a link is between two, such as 0-1"
+                )
+        missing = _find_gap({worker for link in links for worker in link})
+        if missing is not None:
+            numbered = "workers are numbered from 0 without a gap"
+            raise ValueError(
+                f"edges of 'edge-list' have no link for worker {missing}, and {numbered}: add one or renumber"
+            )
 
     def check(self, workers: int) -> None:
         if workers == 1:
@@ -38,8 +51,9 @@ class EdgeList(Topology):
         named = max(max(link) for link in _links(self.edges)) + 1
         if named != workers:
             raise UserError(f"'{self}' names workers 0 to {named - 1}: it needs {named} workers, not {workers}")
-        if not is_connected([self.peers(rank, workers) for rank in range(workers)]):
-            raise UserError(f"'{self}' leaves some of {workers} workers apart from the others: add edges")
+        apart = find_unreached([self.peers(rank, workers) for rank in range(workers)])
+        if apart is not None:
+            raise UserError(f"'{self}' has no way from worker 0 to worker {apart}: add a link, such as 0-{apart}")
 
     def peers(self, rank: int, size: int, step: int = 0, part: int = 0) -> list[int]:
         if size == 1:
@@ -51,6 +65,11 @@ class EdgeList(Topology):
 def _links(edges: str) -> list[tuple[int, int]]:
     ways = [[int(worker) for worker in way.split("-")] for way in edges.split("+")]
     return [link for way in ways for link in pairwise(way)]
+
+
+def _find_gap(workers: set[int]) -> int | None:
+    """The first number that is left out."""
+    return next((number for number, worker in enumerate(sorted(workers)) if number != worker), None)
 
 
 def _read(path: str) -> str:

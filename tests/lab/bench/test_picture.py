@@ -5,6 +5,7 @@ from __future__ import annotations
 from sample_rows import MIB, make_row
 
 from tutti.lab.bench.picture import make_picture
+from tutti.lab.route_looks import find_looks
 
 ROWS = [
     *(
@@ -32,7 +33,24 @@ def test_panels_lines_and_floor() -> None:
     assert any("floor: memory" in text.get_text() for text in figure.texts)
 
 
-def test_one_worker_has_no_floor_to_draw() -> None:
-    figure = make_picture([make_row(workers=1, floor=0.0)], "")
-    assert len(figure.axes[0].lines) == 1
-    assert figure.texts[0].get_text() == "all-reduce · 1 worker · float32"
+def test_a_route_has_one_colour_whatever_stands_beside_it() -> None:
+    rings, stars = ([row for row in ROWS[:4] if row.route == name] for name in ("ring", "star"))
+    alone = make_picture(stars, "").axes[0].lines[0]
+    among = make_picture([*rings, *stars], "").axes[0].lines[1]
+    assert list(alone.get_ydata()) == list(among.get_ydata())
+    assert alone.get_color() == among.get_color() == find_looks(["star"])["star"]["color"]
+
+
+def test_a_single_size_is_a_bar_per_route_and_one_for_the_floor() -> None:
+    figure = make_picture([make_row("star", 4e-3), make_row("ring", 1e-3)], "loopback")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["floor", "ring", "star"]
+    assert [bar.get_width() for bar in axes.patches] == [1e-4, 1e-3, 4e-3]
+    assert not axes.lines
+    assert figure.texts[0].get_text() == "all-reduce · 4 workers · float32"
+
+
+def test_a_single_size_of_several_operations_is_a_panel_each() -> None:
+    figure = make_picture([make_row("ring"), make_row("ring", op="gather")], "loopback")
+    assert [len(axes.patches) for axes in figure.axes] == [2, 2]
+    assert figure.texts[0].get_text() == "time of every route"

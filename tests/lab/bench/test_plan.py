@@ -43,6 +43,8 @@ def test_points_and_the_least_size() -> None:
     plan.check(2)
     with pytest.raises(UserError, match="begin at 16 bytes; 3 workers with a float64 each take 24"):
         plan.check(3)
+    with pytest.raises(UserError, match="one worker sends nothing"):
+        plan.check(1)
     assert pickle.loads(pickle.dumps(plan)) == plan
 
 

@@ -74,7 +74,10 @@ def test_the_caption_says_how_it_was_measured() -> None:
 
 
 def test_predictions_have_a_column_where_there_are_any() -> None:
-    assert "α–β" in "\n".join(read([make_row(predicted=5e-4)]))
+    text = " ".join(" ".join(read([make_row(predicted=5e-4)])).split())
+    assert " α–β algbw" in text
+    assert "α–β: the route's formula" in text
+    assert "α is the latency, β the rate that --network asks for" in text
     assert "α–β" not in "\n".join(read(ROWS))
 
 

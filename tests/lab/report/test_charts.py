@@ -11,7 +11,7 @@ from sample_records import make_empty, make_learning_race, make_race, make_recor
 
 from tutti.lab.record import Record
 from tutti.lab.report.chart import Chart
-from tutti.lab.report.charts import make_accuracy_chart, make_loss_chart, make_step_chart
+from tutti.lab.report.charts import make_accuracy_chart, make_distance_chart, make_loss_chart, make_step_chart
 
 
 def panels(chart: Chart | None, narrow: bool = False) -> list[Axes]:
@@ -121,6 +121,36 @@ def test_what_is_read_aloud_has_the_figures() -> None:
     assert "at the end single 97.3 %, gather-scatter 96.9 %" in accuracy.spoken
     assert loss is not None
     assert "all-gather –" in loss.spoken
+
+
+# --- distance from consensus -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_distances_over_steps(narrow: bool) -> None:
+    records = [make_record("ddp"), make_record("d-psgd", distances=(4.0, 3.0, 2.0)), make_empty()]
+    chart = make_distance_chart(records)
+    assert chart is not None
+    (axes,) = panels(chart, narrow)
+    assert drawn(axes) == [[(1, 4.0), (2, 3.0), (3, 2.0)]]
+    assert axes.get_ylim()[0] == 0
+    assert [key.text for key in chart.keys] == ["d-psgd"]
+    assert "Without a line, as none was measured: ddp and empty." in chart.caption
+    assert "At the end d-psgd 2.00." in chart.spoken
+    colours = [line.get_color() for line in panels(make_accuracy_chart(records))[0].lines]
+    assert axes.lines[0].get_color() == colours[1], "the same colour as in the other charts"
+
+
+def test_distances_that_differ_much_are_logarithmic() -> None:
+    (axes,) = panels(make_distance_chart([make_record("d-psgd", distances=(4.0, 0.3, 0.01))]))
+    assert (axes.get_yscale(), axes.get_ylabel()) == ("log", "distance (logarithmic)")
+    (axes,) = panels(make_distance_chart([make_record("d-psgd", distances=(4.0, 0.3, 0.0))]))
+    assert axes.get_yscale() == "linear", "zero has no place on the other"
+
+
+@pytest.mark.parametrize("distances", [(), (math.nan,) * 3])
+def test_without_distances_there_is_no_chart(distances: tuple[float, ...]) -> None:
+    assert make_distance_chart([make_record(distances=distances), make_empty()]) is None
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

@@ -30,6 +30,13 @@ def test_what_was_chosen_is_told() -> None:
     assert make_facts([make_record(choices={"bucket": "2MiB"})])[0] == "ddp chose bucket 2MiB."
 
 
+def test_the_mean_model_stands_beside_the_workers_own() -> None:
+    apart = make_record("d-psgd", own=(0.8, 0.9, 0.7, 0.95))
+    sentence = "d-psgd: the mean model has 97.0 % accuracy, more than any worker's own model"
+    assert make_facts([make_record(), apart])[1] == f"{sentence} (70.0 % to 95.0 %, median 85.0 %)."
+    assert not [fact for fact in make_facts([apart] * 5) if "mean model" in fact], "of many runs the table tells"
+
+
 def test_nothing_measured_says_nothing() -> None:
     assert make_facts([make_empty()]) == []
     assert make_facts([]) == []
@@ -118,6 +125,17 @@ def test_a_run_that_diverged_reaches_nothing() -> None:
     assert "last by b" in fact
 
 
+def test_what_was_lost_is_counted() -> None:
+    records = [make_record(name) for name in "abcdef"]
+    assert not any("lost" in fact for fact in make_facts(records))
+    records[0].measurements[1]["lost"], records[0].measurements[2]["lost"] = 1000, 234
+    records[1].measurements[0]["lost"] = 5
+    assert "Messages lost on their way: 1,234 of a and 5 of b." in make_facts(records)
+    for record in records[2:]:
+        record.measurements[0]["lost"] = 1
+    assert "1,243 messages were lost on their way, in 6 of the runs." in make_facts(records)
+
+
 # --- conditions ------------------------------------------------------------------------------------------------------
 
 
@@ -126,3 +144,11 @@ def test_differing_conditions_are_told() -> None:
     records[1].machine["cores"] = 64
     assert make_facts(records)[-1] == "The runs differ in machine, network and lr: see the conditions."
     assert not any("differ" in fact for fact in make_facts(make_race()))
+
+
+def test_older_records_lost_nothing_and_divided_nothing() -> None:
+    older, newer, lossy = make_record("a"), make_record("b"), make_record("c")
+    newer.plan.update(loss=0.0, partition="iid")
+    lossy.plan.update(loss=0.1)
+    assert not any("differ" in fact for fact in make_facts([older, newer]))
+    assert make_facts([older, lossy])[-1] == "The runs differ in loss: see the conditions."

@@ -14,8 +14,8 @@ from tutti.errors import UserError
 from tutti.lab.experiment import Job, Results
 from tutti.lab.inquiry import Story
 from tutti.lab.report.parts import Cell
-from tutti.lab.studies.base import Option, Outcome, Spread, Study, find, options_of, split_list
-from tutti.spec import Range, SpecError
+from tutti.lab.studies.base import Option, Outcome, Spread, Study, find, options_of
+from tutti.spec import Count, Range, SpecError
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Toy(Study):
     question: ClassVar[str] = "What a toy does."
     quick: ClassVar = {"seeds": 1, "rates": (1.0,)}
 
+    workers: Annotated[Count, "how many"] = 8
+    steps: Annotated[Count, "of every run"] = 200
     rates: Annotated[tuple[Annotated[float, Range(least=0)], ...], "how fast"] = (0.5, 1.0)
     shape: Annotated[Literal["round", "square"], "of the wheels"] = "round"
 
     def settings(self) -> list[Job]:
-        return [Job(f"at-{rate}", "ring", self.plan(lr=rate), self.workers) for rate in self.rates]
+        return [Job(f"at-{rate}", "ring", self.plan(steps=self.steps, lr=rate), self.workers) for rate in self.rates]
 
     def tell(self, results: Results) -> Story:
         return Story("It goes.", [])
@@ -42,7 +44,7 @@ def option(name: str) -> Option:
 
 
 def test_fields_are_options_with_two_defaults() -> None:
-    assert [each.name for each in options_of(Toy)] == ["task", "workers", "steps", "seeds", "rates", "shape"]
+    assert [each.name for each in options_of(Toy)] == ["task", "seeds", "workers", "steps", "rates", "shape"]
     assert (option("seeds").usual, option("seeds").quick) == (3, 1)
     assert (option("rates").usual, option("rates").quick) == ((0.5, 1.0), (1.0,))
     assert (option("workers").usual, option("workers").quick) == (8, 8)
@@ -79,10 +81,6 @@ def test_what_cannot_be_read_is_said(name: str, word: str, sentence: str) -> Non
     assert error.value.message == sentence
 
 
-def test_lists_are_split_outside_parentheses() -> None:
-    assert split_list("a, b(c, d(e,f), g),h") == ["a", "b(c, d(e,f), g)", "h"]
-
-
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 
@@ -112,7 +110,7 @@ def test_records_come_back_by_setting() -> None:
 
 
 def test_the_plan_is_the_tasks_own() -> None:
-    plan = Toy(task=" digits ", steps=7).plan(lr=0.5)
+    plan = Toy(task=" digits ").plan(steps=7, lr=0.5)
     assert (plan.task, plan.model, plan.epochs, plan.steps, plan.lr) == ("digits", "lenet-5", None, 7, 0.5)
     with pytest.raises(UserError, match="there is no task 'nonsense'"):
         Toy(task="nonsense").plan()

@@ -33,6 +33,8 @@ class Plan:
         return len(self.routes) * len(self.dtypes) * len(self.sizes)
 
     def check(self, workers: int) -> None:
+        if workers == 1:
+            raise UserError("one worker sends nothing, by any route: there is something to measure from --workers 2 on")
         for name in {name for names in self.routes.values() for name in names}:
             parse(name, Collective).check(workers)
         for dtype in self.dtypes:

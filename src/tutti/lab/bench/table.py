@@ -97,6 +97,11 @@ def _notes(rows: list[Row]) -> list[str]:
         notes.append(f"samples n×m: each of the n is the mean of m operations in a row, at most {repeated} here")
     if any(row.p99 is None for row in rows):
         notes.append(f"p99 only where there are {FOR_P99} samples")
+    if any(row.predicted is not None for row in rows):
+        notes.append(
+            "α–β: the route's formula, rounds × α + bytes that pass one after another / β; α is the latency, β the "
+            "rate that --network asks for"
+        )
     notes.append("algbw = bytes / median, busbw = algbw × nccl-tests' factor; a GB is 10⁹ bytes")
     return notes
 

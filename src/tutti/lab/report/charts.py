@@ -1,4 +1,4 @@
-"""What the records show, as charts: how accuracy and loss went, and where a step's time went."""
+"""What the records show, as charts: how accuracy, loss and consensus went, and where a step's time went."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Curve:
     @classmethod
     def read(cls, record: Record, key: str, scale: float) -> Curve:
         entries = record.evaluations if record.measurements else []
-        across = ("epoch", "seconds", "bytes")
+        across = ("epoch", "step", "seconds", "bytes")
         over = {name: [float(entry.get(name, math.nan)) for entry in entries] for name in across}
         return cls([scale * float(entry.get(key, math.nan)) for entry in entries], over)
 
@@ -155,6 +155,37 @@ def _scale_up(axes: Axes, curves: list[Curve], name: str) -> None:
         axes.set_ylabel(f"{name} (logarithmic)")
     else:
         axes.set_ylim(min(0, *values), 1.05 * max(values) or 1)
+
+
+# --- distance from consensus -----------------------------------------------------------------------------------------
+
+
+def make_distance_chart(records: list[Record]) -> Chart | None:
+    """Over steps; None where workers were equal in every run."""
+    curves, labels = [Curve.read(record, "distance", 1) for record in records], make_labels(records, LABEL_LENGTH)
+    ends = {
+        label: curve.points("step")[-1][1] for label, curve in zip(labels, curves, strict=True) if curve.points("step")
+    }
+    if not ends:
+        return None
+    without = [label for label in labels if label not in ends]
+    note = f" Without a line, as none was measured: {join(without)}." if without else ""
+    caption = (
+        "How far the workers' models are from their mean at every evaluation: the square root of the mean over all "
+        f"workers of the squared distance, over all trained weights.{note}"
+    )
+    spoken = "At the end " + join([f"{label} {format_number(distance)}" for label, distance in ends.items()])
+    keys = [line_key(label, index) for index, label in enumerate(labels) if label in ends]
+    return Chart("Distance from consensus", [partial(_draw_distances, curves)], caption, f"{caption} {spoken}.", keys)
+
+
+def _draw_distances(curves: list[Curve], axes: Axes) -> None:
+    _plot(axes, curves, "step", 1)
+    axes.set_xlabel("steps")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.set_ylabel("distance")
+    _scale_up(axes, curves, "distance")
 
 
 # --- where a step's time went ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from tutti.lab.figures import Figures, read_figures
 from tutti.lab.labels import describe_choices, join
 from tutti.lab.network import find_doubts
 from tutti.lab.record import Record
+from tutti.lab.table import describe_own_models
 from tutti.lab.units import format_bytes, format_percent, format_seconds
 
 _LABEL_LENGTH = 60
@@ -17,6 +18,7 @@ _MANY = 4  # so many runs are named, more are only counted
 _HARDLY = 0.01  # a share below this is as good as nothing
 _LEARNT_LITTLE = 0.5  # reaching an accuracy below this is no race
 _ABOUT = 1.1  # times as much is about the same
+_BEFORE = {"partition": "iid", "loss": 0.0}  # what older records do not say, since nothing else could be
 
 
 def make_facts(records: list[Record]) -> list[str]:
@@ -27,6 +29,8 @@ def make_facts(records: list[Record]) -> list[str]:
     if len({each.work for each in figures if math.isfinite(each.step)}) == 1:
         facts += [_say_sent(workers), _say_first(records, figures)]
     facts += [f"{said}." for said in describe_choices(records, [each.label for each in figures])]
+    facts += [_say_lost(records, figures)]
+    facts += _say_own_models(records)
     facts += _say_doubts(records)
     facts += [_say_waiting(workers), _say_hidden(workers), _say_differences(records)]
     return [fact for fact in facts if fact]
@@ -79,6 +83,20 @@ def _learnt(each: Figures) -> bool:
     return math.isfinite(each.accuracy) and not each.diverged
 
 
+def _say_lost(records: list[Record], figures: list[Figures]) -> str:
+    """How many messages; whether they were sent again is the algorithm's affair."""
+    counts = [sum(int(m.get("lost", 0)) for m in record.measurements) for record in records]
+    lost = [f"{count:,} of {each.label}" for count, each in zip(counts, figures, strict=True) if count]
+    if len(lost) > _MANY:
+        return f"{sum(counts):,} messages were lost on their way, in {len(lost)} of the runs."
+    return f"Messages lost on their way: {join(lost)}." if lost else ""
+
+
+def _say_own_models(records: list[Record]) -> list[str]:
+    said = describe_own_models(records)
+    return [f"{each}." for each in said] if len(said) <= _MANY else []
+
+
 def _say_waiting(workers: list[Figures]) -> str:
     if len(workers) < 2:
         return ""
@@ -125,7 +143,7 @@ def _say_differences(records: list[Record]) -> str:
         "engine or wire": [(record.launch.get("engine"), record.launch.get("wire")) for record in records],
     }
     keys = dict.fromkeys(key for record in records for key in record.plan)
-    aspects |= {key.replace("_", " "): [record.plan.get(key) for record in records] for key in keys}
+    aspects |= {key.replace("_", " "): [record.plan.get(key, _BEFORE.get(key)) for record in records] for key in keys}
     differing = [name for name, values in aspects.items() if any(value != values[0] for value in values)]
     return f"The runs differ in {join(differing)}: see the conditions." if differing else ""
 

@@ -18,8 +18,10 @@ from tutti.lab.export import write_whole
 from tutti.lab.labels import describe_conditions
 from tutti.lab.record import Record
 from tutti.lab.report.conditions import make_conditions
+from tutti.lab.report.consensus import make_consensus
 from tutti.lab.report.parts import Section
 from tutti.lab.report.sections import make_findings, make_learning, make_results, make_steps, make_traffic
+from tutti.lab.report.shares import make_shares
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -62,7 +64,8 @@ def make_page(records: list[Record], title: str = "", extra: Sequence[Section] =
 
 def show_runs(records: list[Record]) -> list[Section]:
     """Everything about the runs one by one, as long as they are few enough to be looked at."""
-    return [make(records) for make in (make_results, make_learning, make_steps, make_traffic)]
+    makers = (make_results, make_learning, make_consensus, make_shares, make_steps, make_traffic)
+    return [section for section in (make(records) for make in makers) if section is not None]
 
 
 def fill_page(records: list[Record], title: str, sections: Sequence[Section]) -> str:

@@ -29,7 +29,7 @@ from tutti.lab.report.heat_map import make_heat_map
 from tutti.lab.report.parts import Bullets, Cell, Paragraph, Section, Table
 from tutti.lab.studies.base import COMPARED, Claim, Outcome, Study
 from tutti.lab.units import format_percent
-from tutti.spec import Range, names, parse
+from tutti.spec import Count, Range, names, parse
 
 PLACES = {
     "gradients": "gradient-average({}, bucket=1GiB, overlap=false)",
@@ -76,6 +76,8 @@ class Aggregation(Study):
     )
     quick: ClassVar[dict[str, Any]] = {"seeds": 1, "steps": 40, "lr": 0.2, "workers": 5, "bad": ("sign-flip", "huge")}
 
+    workers: Annotated[Count, "how many"] = 8
+    steps: Annotated[Count, "of every run"] = 200
     lr: Annotated[float, "learning rate, where it is not corrected", Range(least=0)] = 0.1
     aggregators: Annotated[tuple[str, ...], "which ones, beside the mean, with commas between (default: all)"] = ()
     bad: Annotated[tuple[Behaviour, ...], "what the bad worker sends; also noise, zero"] = ("sign-flip", "huge", "nan")
@@ -113,7 +115,7 @@ class Aggregation(Study):
         exchange = f"all-reduce(star, {way.aggregator})"
         if sent != HONEST:
             exchange = f"corrupt({exchange}, worker={_BAD_WORKER}, by={sent})"
-        spec, plan = PLACES[place].format(exchange), self.plan(lr=self.lr / way.divisor)
+        spec, plan = PLACES[place].format(exchange), self.plan(steps=self.steps, lr=self.lr / way.divisor)
         return Job(_name(place, way, sent), spec, plan, self.workers, engine="threads")
 
     def tell(self, results: Results) -> Story:

@@ -2,8 +2,8 @@
 
 A study is a file of this folder that holds a dataclass. Its fields are its options on the command line (`workers` is
 `--workers`), of any kind that a spec can read, or several of them with commas between, and annotated with what its help
-says. A study says which settings to run
-and what their records show. Seeds, running, resuming, time left, report and page are not its affair.
+says. A study says which settings to run and what their records show, and, where that depends on what was found, what to
+run next (`more`). Seeds, running, resuming, time left, report and page are not its affair.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from tutti.lab.experiment import Job, Results
 from tutti.lab.inquiry import Folder, Inquiry, Statement, largest
 from tutti.lab.record import Record
 from tutti.lab.report.parts import Cell
+from tutti.lab.units import NOTHING, format_percent
+from tutti.lab.variation import split_list
 from tutti.models.base import Model
 from tutti.spec import Count, parse, parse_quantity, unwrap
 from tutti.tasks.base import find_task, task_text
 from tutti.train import Plan
 
 Verdict = Literal["holds", "does not hold"]
+REPEATED = object()  # marks a field of several texts whose option may be given several times
 COMPARED = 20  # first steps whose losses tell whether two settings compute the same
 _LAST = 10  # steps whose losses are taken together as the training loss
 _DIVERGED = 1e6  # a test loss from here on is no figure
@@ -48,8 +51,6 @@ class Study(Inquiry):
     quick: ClassVar[dict[str, Any]] = {"seeds": 1}  # the options' defaults where there is little time
 
     task: Annotated[str, "what is learnt: see tutti catalogue tasks"] = "digits"
-    workers: Annotated[Count, "how many"] = 8
-    steps: Annotated[Count, "of every run"] = 200
     seeds: Annotated[Count, "runs of every setting, each with other weights and another order of the data"] = 3
 
     @abstractmethod
@@ -58,18 +59,26 @@ class Study(Inquiry):
 
     def jobs(self) -> list[Job]:
         """Every setting with the first seed before any with the second."""
-        settings = self.settings()
+        return self.with_seeds(self.settings())
+
+    def with_seeds(self, settings: list[Job]) -> list[Job]:
         return [_with_seed(job, seed) for seed in range(self.seeds) for job in settings]
 
     def read(self, results: Results) -> dict[str, Outcome]:
         """What came of every setting, by its name."""
-        names = [job.name for job in self.settings()]
-        return {name: Outcome([results[_name(name, seed)][0] for seed in range(self.seeds)]) for name in names}
+        return {job.name: self.read_setting(job.name, results) for job in self.settings()}
+
+    def read_setting(self, name: str, results: Results) -> Outcome:
+        return Outcome([results[_name(name, seed)][0] for seed in range(self.seeds)])
+
+    def is_done(self, name: str, results: Results) -> bool:
+        """Whether this setting has run with every seed."""
+        return all(_name(name, seed) in results for seed in range(self.seeds))
 
     def plan(self, **changes: Any) -> Plan:
-        """The usual training of this task, for so many steps."""
+        """The usual training of this task; how long, says the study: `steps` or `epochs`."""
         model = getattr(find_task(self.task), "default_model", "")
-        usual = Plan(task_text(self.task), str(parse(model, Model)) if model else "", epochs=None, steps=self.steps)
+        usual = Plan(task_text(self.task), str(parse(model, Model)) if model else "", epochs=None)
         return dataclasses.replace(usual, **changes)
 
     def introduce(self, command: str) -> str:
@@ -139,6 +148,20 @@ class Outcome:
         return Spread([record.loss for record in self.records])
 
     @property
+    def distance(self) -> Spread | None:
+        """Of the workers from their mean at the end; None where it was not measured."""
+        found = [record.evaluations[-1].get("distance") for record in self.records]
+        known = [each for each in found if each is not None]
+        return Spread(known) if len(known) == len(found) else None
+
+    @property
+    def curve(self) -> dict[float, Spread]:
+        """The accuracy after every epoch that all of the runs have evaluated."""
+        curves = [{entry["epoch"]: entry["accuracy"] for entry in record.evaluations} for record in self.records]
+        epochs = [epoch for epoch in curves[0] if all(epoch in curve for curve in curves)]
+        return {epoch: Spread([curve[epoch] for curve in curves]) for epoch in epochs}
+
+    @property
     def train_loss(self) -> Spread:
         """Of the last steps, all workers together."""
         ends = [[loss for m in record.measurements for loss in m["losses"][-_LAST:]] for record in self.records]
@@ -156,6 +179,32 @@ class Outcome:
     def worst(self) -> float:
         """The lowest accuracy; nothing is learnt by a run that diverged."""
         return 0.0 if self.diverged else min(self.accuracy.values)
+
+    @property
+    def score(self) -> float:
+        """The mean accuracy by which settings are compared; nothing is learnt where any run diverged."""
+        return 0.0 if self.diverged else self.accuracy.mean
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What all of them share but the seed."""
+        return self.records[0].plan
+
+    def say(self) -> str:
+        return "diverged" if self.diverged else format_percent(self.accuracy.mean)
+
+    def write_distance(self) -> Cell:
+        return Cell(NOTHING) if self.distance is None else self.write(self.distance, 3)
+
+    def figures(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "lr": self.plan["lr"],
+            "accuracies": self.accuracy.values,
+            "losses": [loss if math.isfinite(loss) else None for loss in self.loss.values],
+            "diverged": self.diverged,
+            "distances": None if self.distance is None or self.diverged else self.distance.values,
+        }
 
     def write(self, spread: Spread, decimals: int, scale: float = 1) -> Cell:
         """One of its figures, or that there is none."""
@@ -185,9 +234,28 @@ class Option:
     def text(self) -> str:
         return next(mark for mark in unwrap(self.kind)[1] if isinstance(mark, str))
 
+    @property
+    def is_flag(self) -> bool:
+        """Stands alone for true."""
+        return unwrap(self.kind)[0] is bool
+
+    @property
+    def is_repeated(self) -> bool:
+        """Given once for every value, as each may have commas of its own."""
+        return REPEATED in unwrap(self.kind)[1]
+
+    @staticmethod
+    def write(value: Any) -> str:
+        """As it is typed."""
+        if isinstance(value, tuple):
+            return ",".join(map(Option.write, value))
+        return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
     def read(self, word: str) -> Any:
         """The value that is typed so; a SpecError says what `it` takes."""
         inner, _ = unwrap(self.kind)
+        if self.is_repeated:
+            return word
         if typing.get_origin(inner) is tuple:
             return tuple(parse_quantity(part, typing.get_args(inner)[0], "it") for part in split_list(word))
         return parse_quantity(word, self.kind, "it")
@@ -199,18 +267,6 @@ def options_of(study: type[Study]) -> list[Option]:
         Option(field.name, kinds[field.name], field.default, study.quick.get(field.name, field.default))
         for field in dataclasses.fields(study)
     ]
-
-
-def split_list(text: str) -> list[str]:
-    """At the commas, but not at those within parentheses."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------

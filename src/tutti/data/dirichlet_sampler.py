@@ -1,0 +1,80 @@
+"""Data that differs from worker to worker, for any training loop: a sampler for torch's DataLoader.
+
+    sampler = DirichletSampler(labels, alpha=0.1)
+    loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+
+It stands where torch's DistributedSampler stands. Every sample belongs to one worker; the smaller alpha, the fewer
+classes a worker has (tutti/partitions/dirichlet.py says how).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from torch.utils.data import Sampler
+
+from tutti.errors import UserError
+from tutti.partitions.base import Partition
+from tutti.spec import parse
+
+
+class DirichletSampler(Sampler[int]):
+    """The samples of one worker, in another order in every epoch.
+
+    How many workers there are and which this is it asks torch.distributed or, where that is not initialised, the
+    launcher's RANK and WORLD_SIZE. Shares differ by at most one sample; with `drop_last` whoever has one more leaves
+    one out, another in every epoch, so that all have as many.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor | Sequence[int] | np.ndarray,
+        alpha: float,
+        *,
+        workers: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        if workers is None or rank is None:
+            known_rank, known_workers = _find_place()
+            rank, workers = known_rank if rank is None else rank, known_workers if workers is None else workers
+        if not 0 <= rank < workers:
+            raise UserError(f"there is no rank {rank} among {workers} workers: ranks go from 0 to {workers - 1}")
+        self.rank, self.seed, self.shuffle = rank, seed, shuffle
+        targets = torch.as_tensor(labels)
+        self.share = parse(f"dirichlet({float(alpha)!r})", Partition).split(targets, workers, seed)[rank]
+        self._length = len(targets) // workers if drop_last else len(self.share)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call it before every epoch, or all are in the same order."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.arange(len(self.share))
+        if self.shuffle:
+            order = np.random.default_rng((self.seed, self._epoch, 2, self.rank)).permutation(order)
+        return iter(self.share[torch.from_numpy(order[: self._length])].tolist())
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _find_place() -> tuple[int, int]:
+    """This worker's rank, and how many there are."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    raise UserError(
+        "DirichletSampler needs workers= and rank=: torch.distributed is not initialised, and no launcher has set RANK "
+        "and WORLD_SIZE"
+    )

@@ -1,0 +1,136 @@
+"""Every worker passes on to each neighbour of a tree all that it knows from the others. After a few steps every
+contribution is everywhere, exactly once, and only as old as its way is long.
+
+    m_i->j <- x_i + sum of m_k->i over i's other neighbours k, as they came one step before
+    c_i->j <- 1   + sum of c_k->i likewise                       how many contributions m_i->j is the sum of
+    x_i    <- what `missing` says of x_i, the m_j->i that have come, and the sum c of their c_j->i
+        counts     (x_i + sum m) / (1 + c)                       the mean of those that are there
+        own        (x_i + sum m + (n - 1 - c) x_i) / n           its own in the place of those that are not
+        initial    (x_i + sum m + (n - 1 - c) x_0) / n           the common beginning in their place
+    rounds 1, bytes deg * (S + 4): to every neighbour at once
+
+In the first steps contributions are missing as long as their way takes; afterwards, none, and all three are the same. A
+lost message loses its count as well: what it stood for is missing in this step, here and at those it would have been
+passed on to. Of a topology that is no tree the shortest ways from its root are taken. One of several parts (a double
+binary tree) carries a piece of the buffer over each. Messages are sums of up to n models: those of half-precision
+models go in single precision. The number of samples behind a contribution does not count.
+
+All n - 1 links carry S in both directions: 2 (n - 1) S in all, as on the ring. But one worker sends deg * S: S at the
+end of a chain, 2 S within it, up to 3 S in a binary tree.
+
+The paper's text is `own`, its published code `initial`; `counts` is the variant of the thesis this product grew from.
+
+Paper: Vogels et al., "RelaySum for decentralized deep learning on heterogeneous data" (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tutti.exchanges.base import Exchange
+from tutti.spec import part
+from tutti.topologies.base import Topology, find_parents
+
+
+class Branch:
+    """One tree's piece of the buffer, at one worker. A message has one element more than the piece: its count."""
+
+    def __init__(self, neighbours: list[int], numel: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.neighbours = neighbours
+        self.start = torch.zeros(numel, dtype=dtype, device=device)  # x_0; all zero until `begin`
+        # what came one step before, what goes out, and where what comes in goes
+        self.known, self.out, self.landing = (
+            torch.zeros(len(neighbours), numel + 1, dtype=dtype, device=device) for _ in range(3)
+        )
+
+    def fill(self, piece: Tensor) -> None:
+        """Make what goes out: to each neighbour this worker's own and all that is known from the others."""
+        for place, message in enumerate(self.out):
+            others = [known for other, known in enumerate(self.known) if other != place]
+            body = message[:-1].copy_(piece) if not others else torch.add(piece, others[0][:-1], out=message[:-1])
+            for known in others[1:]:
+                body += known[:-1]
+            message[-1] = 1 + sum(float(known[-1]) for known in others)
+
+    def take(self, arrived: list[bool]) -> None:
+        """What has come in is known from now on; of what has not, nothing."""
+        self.known, self.landing = self.landing, self.known
+        for message, here in zip(self.known, arrived, strict=True):
+            if not here:
+                message.zero_()
+
+    def combine(self, piece: Tensor, size: int, missing: str) -> None:
+        """In place."""
+        count = 1 + round(sum(float(message[-1]) for message in self.known))
+        total = piece.to(self.known.dtype)
+        if missing != "counts" and count < size:
+            total.add_(piece if missing == "own" else self.start, alpha=size - count)
+        for message in self.known:
+            total += message[:-1]
+        torch.div(total, count if missing == "counts" else size, out=piece)
+
+
+@dataclass
+class Relay(Exchange):
+    topology: Topology = part(Topology, "chain")
+    missing: Literal["counts", "own", "initial"] = "counts"
+    _branches: list[Branch] = field(init=False, repr=False, compare=False)
+
+    exact: ClassVar[bool] = False
+    tolerates_loss: ClassVar[bool] = True
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        for at in range(self.topology.parts):
+            find_parents(self.topology, workers, at)
+
+    def prepare(self) -> None:
+        dtype = torch.promote_types(self.layout.dtype, torch.float32)
+        pieces = torch.empty(self.layout.numel, device="meta").tensor_split(self.topology.parts)
+        self._branches = [
+            Branch(self._find_neighbours(at), piece.numel(), dtype, self.layout.device)
+            for at, piece in enumerate(pieces)
+        ]
+
+    def begin(self, buffer: Tensor) -> None:
+        for branch, piece in self._pieces(buffer):
+            branch.start.copy_(piece)
+
+    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+        branches = list(self._pieces(buffer))
+        for branch, piece in branches:
+            branch.fill(piece)
+        arrived = self.comm.try_exchange(
+            [message for branch in self._branches for message in zip(branch.neighbours, branch.out, strict=True)],
+            [message for branch in self._branches for message in zip(branch.neighbours, branch.landing, strict=True)],
+            self.tag,
+        )
+        for branch, piece in branches:
+            count = len(branch.neighbours)
+            branch.take(arrived[:count])
+            arrived = arrived[count:]
+            branch.combine(piece, self.comm.size, self.missing)
+
+    def _pieces(self, buffer: Tensor) -> Iterator[tuple[Branch, Tensor]]:
+        return zip(self._branches, buffer[: self.layout.numel].tensor_split(self.topology.parts), strict=True)
+
+    def _find_neighbours(self, at: int) -> list[int]:
+        parents, rank = find_parents(self.topology, self.comm.size, at), self.comm.rank
+        above = [parents[rank]] if parents[rank] >= 0 else []
+        return sorted([*above, *(worker for worker, parent in enumerate(parents) if parent == rank)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "known": [branch.known.clone() for branch in self._branches],
+            "start": [branch.start.clone() for branch in self._branches],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for branch, known, start in zip(self._branches, state["known"], state["start"], strict=True):
+            branch.known.copy_(known)
+            branch.start.copy_(start)

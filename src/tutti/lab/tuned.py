@@ -1,0 +1,105 @@
+"""The values that sweeps found best, kept for later: what `--tuned` reads.
+
+One file, `tuned.json` in the cache, or what $TUTTI_TUNED names. An entry's key is the work and the algorithm: task,
+model, workers, global batch, partition, spec, optimizer and momentum. Its value is what of a plan was searched for
+beside those (always the learning rate), how good that was, when, and on how many samples. A later sweep replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tutti.algorithms.base import Algorithm
+from tutti.errors import UserError
+from tutti.lab.export import write_whole
+from tutti.machine import find_cache
+from tutti.models.base import Model
+from tutti.partitions.base import Partition
+from tutti.spec import parse
+from tutti.tasks.base import find_task
+from tutti.train import Plan
+
+FORMAT = 1
+_OF_PLAN = ("task", "model", "global_batch", "partition", "optimizer", "momentum")
+
+
+def find_file() -> Path:
+    return Path(os.environ.get("TUTTI_TUNED") or find_cache() / "tuned.json")
+
+
+def make_key(spec: str, plan: Plan, workers: int) -> dict[str, Any]:
+    """What a learning rate is best for; the same for a spec in other words."""
+    work = {name: getattr(plan, name) for name in _OF_PLAN}
+    canonical = {"partition": str(parse(plan.partition, Partition)), "spec": str(parse(spec, Algorithm))}
+    return {**work, **canonical, "workers": workers}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An entry of the file."""
+
+    key: dict[str, Any]
+    plan: dict[str, Any]  # the fields of a plan that are best, by name
+    accuracy: float
+    when: str  # date and time, UTC
+    samples: int | None  # of the training set; None: all
+    seeds: int
+
+
+def read_tuned(path: Path) -> list[Tuned]:
+    if not path.exists():
+        return []
+    try:
+        data = json.loads(path.read_text())
+        if data["format"] != FORMAT:
+            raise UserError(f"{path} was written by another version of tutti; remove it and sweep again")
+        return [Tuned(**entry) for entry in data["entries"]]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is no file of tuned values; remove it and sweep again") from None
+
+
+def store_tuned(entries: Sequence[Tuned], path: Path) -> None:
+    """In the place of those with the same keys."""
+    new = [entry.key for entry in entries]
+    kept = [entry for entry in read_tuned(path) if entry.key not in new]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(entry) for entry in (*kept, *entries)]
+    write_whole(json.dumps({"format": FORMAT, "entries": rows}, indent=1) + "\n", path)
+
+
+def find_tuned(name: str, spec: str, plan: Plan, workers: int) -> dict[str, Any]:
+    """The fields of a plan that are best for this work, as far as known; `name` is what the user calls the spec."""
+    key = make_key(spec, plan, workers)
+    found = next((entry for entry in read_tuned(find_file()) if entry.key == key), None)
+    if found is None:
+        raise UserError(f"there are no tuned values for {name} here; make them with: {_make_command(name, key)}")
+    return found.plan
+
+
+def _make_command(name: str, key: dict[str, Any]) -> str:
+    """The sweep that would make the entry, with what differs from its defaults."""
+    words = ["--algorithms", name, "--task", key["task"], "--workers", key["workers"], "--partition", key["partition"]]
+    batch, rest = divmod(key["global_batch"], key["workers"])
+    words += ["--vary", f"global-batch={key['global_batch']}"] if rest else ["--batch", batch]
+    usual = {**asdict(Plan()), "model": _usual_model(key["task"])}
+    for field in ("model", "optimizer", "momentum"):
+        if key[field] != usual[field]:
+            words += ["--vary", f"{field}={_write(key[field])}"]
+    return shlex.join(["tutti", "study", "sweep", *map(str, words)])
+
+
+def _write(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _usual_model(task: str) -> str:
+    model = getattr(find_task(task), "default_model", "")
+    return str(parse(model, Model)) if model else ""

@@ -1,0 +1,120 @@
+"""`tutti run`: data that is divided, models that are saved, and what is said of workers that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tutti.cli import main
+from tutti.lab.record import Record
+from tutti.lab.tuned import Tuned, make_key, store_tuned
+from tutti.train import Plan
+
+QUICK = ["--steps", "3", "--global-batch", "32", "--engine", "threads", "--workers", "3", "--quiet"]
+
+# --- data that differs -----------------------------------------------------------------------------------------------
+
+
+def test_a_partition_is_on_record_with_who_got_what(tmp_path: Path) -> None:
+    assert main(["run", "ddp", *QUICK, "--partition", "dirichlet(alpha=0.1)", "--out", str(tmp_path)]) == 0
+    (record,) = (Record.load(path) for path in tmp_path.glob("*.json"))
+    assert record.plan["partition"] == "dirichlet(0.1)"
+    assert sum(sum(each["classes"]) for each in record.measurements) == 1437
+    assert "Who got what" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("partition", "sentence"),
+    [
+        ("dirichlet(0)", "dirichlet"),
+        ("diriclet", "did you mean 'dirichlet'?"),
+        ("by-class(800)", "and there are 1437 samples"),
+    ],
+)
+def test_a_partition_that_cannot_be_is_refused(
+    partition: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "ddp", *QUICK, "--partition", partition, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tutti: ")
+    assert sentence in said
+    assert not (tmp_path / "out").exists()
+
+
+# --- the mean model --------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_model_is_saved_and_stands_beside_the_workers_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pt"
+    assert main(["run", "d-psgd", *QUICK, "--out", str(tmp_path / "out"), "--save", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert f"model: {path}" in said
+    assert said.count("d-psgd: the mean model has ") == 1
+    assert sum(tensor.numel() for tensor in torch.load(path).values()) == 61706
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.pt", "out"]
+
+
+def test_equal_workers_have_no_line_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "ddp", *QUICK, "--out", str(tmp_path / "out")]) == 0
+    assert "mean model" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("save", "more", "sentence"),
+    [
+        ("nowhere/model.pt", [], "there is no folder {0}/nowhere for --save {0}/nowhere/model.pt"),
+        (".", [], "cannot write --save {0}: it is a folder, or not yours to write"),
+        ("model.pt", ["--resume"], "--save needs a run to be made, and --resume may find it finished"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_anything_runs(
+    save: str, more: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = str(tmp_path / save)
+    assert main(["run", "ddp", *QUICK, "--out", str(tmp_path / "out"), "--save", target, *more]) == 2
+    assert sentence.format(tmp_path) in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_file_for_several_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = tmp_path / "specs.txt"
+    specs.write_text("ring\nddp\n")
+    assert main(["run", f"@{specs}", *QUICK, "--save", str(tmp_path / "model.pt")]) == 2
+    assert "--save keeps one model and there are 2 runs" in capsys.readouterr().err
+
+
+def test_compare_saves_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "ddp", "--save", "model.pt"])
+    assert "unrecognized arguments: --save" in capsys.readouterr().err
+
+
+# --- tuned values ----------------------------------------------------------------------------------------------------
+
+
+def test_every_run_takes_the_values_that_are_best_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUTTI_TUNED", str(tmp_path / "tuned.json"))
+    plan = Plan(task="digits", model="lenet-5", global_batch=32)
+    rates = {"ddp": 0.02, "ring": 0.04}
+    entries = [Tuned(make_key(spec, plan, 3), {"lr": lr}, 0.9, "now", None, 1) for spec, lr in rates.items()]
+    store_tuned(entries, tmp_path / "tuned.json")
+    out = tmp_path / "out"
+    assert main(["compare", "ddp", "ring", *QUICK, "--tuned", "--samples", "500", "--out", str(out)]) == 0
+    records = {record.name: record for record in (Record.load(path) for path in out.glob("*.json"))}
+    assert {name: record.plan["lr"] for name, record in records.items()} == rates
+    assert {record.plan["samples"] for record in records.values()} == {500}
+
+
+def test_without_tuned_values_the_sweep_is_named_and_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TUTTI_TUNED", str(tmp_path / "tuned.json"))
+    assert main(["run", "ddp", *QUICK, "--tuned", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tutti: there are no tuned values for ddp here; make them with: tutti study sweep ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -22,6 +22,8 @@ from tutti.lab.record import Record
 from tutti.lab.run import Entry
 from tutti.lab.studies.aggregation import Aggregation
 from tutti.lab.studies.base import find, names
+from tutti.lab.studies.drops import Drops
+from tutti.lab.studies.sweep import Sweep
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 SMALL = ["--workers", "2", "--aggregators", "sum", "--bad", "nan", "--steps", "2", "--seeds", "1"]
@@ -155,6 +157,16 @@ def test_what_is_needed_depends_on_the_task(capsys: pytest.CaptureFixture[str]) 
     for words, data in (([], []), (["--task", "mnist"], ["mnist"])):
         assert main(["study", "aggregation", "--quick", *words, "--needs"]) == 0
         assert json.loads(capsys.readouterr().out) == [data, ["loopback"]]
+
+
+def test_an_option_may_be_given_several_times_and_a_flag_stands_alone() -> None:
+    _, sweep = study._read("sweep", ["--vary", "momentum=0,0.9", "--vary", "lr=0.1:0.4:x2", "--samples", "none"])
+    assert isinstance(sweep, Sweep)
+    assert (sweep.vary, sweep.samples) == (("momentum=0,0.9", "lr=0.1:0.4:x2"), None)
+    plain, tuned = (study._read("drops", words)[1] for words in ([], ["--tuned", "--rates", "5%,0.1"]))
+    assert isinstance(plain, Drops)
+    assert isinstance(tuned, Drops)
+    assert (plain.tuned, tuned.tuned, tuned.rates) == (False, True, (0.05, 0.1))
 
 
 def test_a_mistake_is_found_by_the_process_that_is_asked(

@@ -60,13 +60,17 @@ def find_all_ways(topology: Topology, size: int, part: int) -> list[list[Way]]:
     return [[find_way(ways, sender, receiver) for sender in range(size)] for receiver in range(size)]
 
 
-def find_contribution(way: Way, values: Array, step: int, part: int, lost: Lost) -> Array | None:
-    """What arrives at the end of the way at this step, of whoever stands at its beginning."""
-    hops = list(pairwise(way))
-    begun = step - (len(hops) - 1)
-    if begun < 0 or any(lost(begun + n, part, *hop) for n, hop in enumerate(hops)):
-        return None
-    return values[begun, way[0]]
+def find_contribution(way: Way, values: Array, step: int, part: int, lost: Lost, stand_in: str) -> Array | None:
+    """What is there at the end of the way at this step, of whoever stands at its beginning: back hop by hop, each of
+    which was sent one step before the next, or earlier where the last one that arrived stands in."""
+    at = step
+    for hop in reversed(list(pairwise(way))):
+        while stand_in == "last" and at >= 0 and lost(at, part, *hop):
+            at -= 1
+        if at < 0 or lost(at, part, *hop):
+            return None
+        at -= 1
+    return values[at + 1, way[0]]
 
 
 def average(own: Array, others: list[Array], size: int, missing: str, start: Array) -> Array:
@@ -86,7 +90,7 @@ def history(exchange: Relay, start: Array, bodies: Array, lost: Lost = nothing) 
         for step in range(len(pieces)):
             for worker in range(size):
                 arriving = [
-                    find_contribution(ways[worker][other], pieces, step, part, lost)
+                    find_contribution(ways[worker][other], pieces, step, part, lost, exchange.lost)
                     for other in range(size)
                     if other != worker
                 ]
@@ -169,11 +173,12 @@ def test_what_does_not_change_is_averaged_exactly_once_every_contribution_is_the
 
 
 @EVERY_MISSING
+@pytest.mark.parametrize("lost", ["last", "nothing"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("topology", TREES)
-def test_a_lost_message_is_missing_with_all_that_it_stood_for(topology: str, size: int, missing: str) -> None:
+def test_what_stands_in_for_a_lost_message(topology: str, size: int, lost: str, missing: str) -> None:
     """Here and downstream, in this step and while it would have been passed on."""
-    exchange, layout = parse(f"relay({topology}, missing={missing})", Relay), layout_of(5, 3)
+    exchange, layout = parse(f"relay({topology}, missing={missing}, lost={lost})", Relay), layout_of(5, 3)
     start, bodies = draw(size, layout, 9)
     found = tell_all(exchange, layout, start, bodies, partial(Losing, topology=exchange.topology, lost=often))
     np.testing.assert_allclose(found, history(exchange, start, bodies, often), rtol=1e-12, atol=1e-12)
@@ -181,17 +186,23 @@ def test_a_lost_message_is_missing_with_all_that_it_stood_for(topology: str, siz
         assert not np.allclose(found[-1], history(exchange, start, bodies)[-1]), "something was lost"
 
 
-def test_a_lost_message_by_hand() -> None:
-    """Four in a chain, where step 4 loses what 1 sends to 2: then 2 misses 0 and 1, one step later 3, nobody else."""
-    exchange, layout = Relay(), layout_of(3)
+@pytest.mark.parametrize("lost", ["last", "nothing"])
+def test_a_lost_message_by_hand(lost: str) -> None:
+    """Four in a chain, where step 4 loses what 1 sends to 2: then 2 misses 0 and 1, or has what it had of them before;
+    one step later 3, nobody else."""
+    exchange, layout = parse(f"relay(chain, lost={lost})", Relay), layout_of(3)
     start, bodies = draw(4, layout, 8)
     wire = partial(Losing, topology=exchange.topology, lost=lambda *message: message == (4, 0, 1, 2))
     found = tell_all(exchange, layout, start, bodies, wire)
     whole = history(exchange, start, bodies)
     differs = {(int(step), int(worker)) for step, worker in np.argwhere(~np.isclose(found, whole).all(axis=2))}
     assert differs == {(4, 2), (5, 3)}
-    np.testing.assert_allclose(found[4, 2], (bodies[4, 2] + bodies[4, 3]) / 2)
-    np.testing.assert_allclose(found[5, 3], (bodies[5, 3] + bodies[5, 2]) / 2)
+    if lost == "nothing":
+        np.testing.assert_allclose(found[4, 2], (bodies[4, 2] + bodies[4, 3]) / 2)
+        np.testing.assert_allclose(found[5, 3], (bodies[5, 3] + bodies[5, 2]) / 2)
+    else:
+        np.testing.assert_allclose(found[4, 2], (bodies[4, 2] + bodies[4, 3] + bodies[3, 1] + bodies[2, 0]) / 4)
+        np.testing.assert_allclose(found[5, 3], (bodies[5, 3] + bodies[5, 2] + bodies[3, 1] + bodies[2, 0]) / 4)
 
 
 class Noting(Lossy):

@@ -138,6 +138,13 @@ def test_a_search_comes_near_the_best_within_its_trials() -> None:
     assert float(progress.tried[0]["lr"]) == pytest.approx(math.sqrt(0.001), rel=0.01)  # the middle first
 
 
+def test_the_edges_of_a_search_are_its_limits() -> None:
+    search = Search((Axis.read("lr=0.001:1:x10"),), "tpe", trials=3)
+    progress, _ = explore(search, around(0.05))
+    assert not any(progress.at_edge(trial) for trial in progress.tried if 0.002 < float(trial["lr"]) < 0.5)
+    assert progress.at_edge(Trial(BASE, (("lr", "0.98"),)))
+
+
 def test_a_search_that_is_gone_on_with_asks_for_the_same() -> None:
     search = Search((Axis.read("lr=0.001:1:x10"), Axis("momentum", ("0", "0.5", "0.9"))), "tpe", trials=8)
     first, order = explore(search, around(0.05))

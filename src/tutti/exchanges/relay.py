@@ -10,8 +10,10 @@ contribution is everywhere, exactly once, and only as old as its way is long.
     rounds 1, bytes deg * (S + 4): to every neighbour at once
 
 In the first steps contributions are missing as long as their way takes; afterwards, none, and all three are the same. A
-lost message loses its count as well: what it stood for is missing in this step, here and at those it would have been
-passed on to. Of a topology that is no tree the shortest ways from its root are taken. One of several parts (a double
+lost message loses its count as well. With `lost=last` the message before it, and its count, stand in for it, here and
+for those it is passed on to: everybody's contribution still counts once, but one step older. With `lost=nothing`, as in
+the paper and the thesis, what it stood for is missing for a step; where workers differ much, such an average of a few
+leads astray. Of a topology that is no tree the shortest ways from its root are taken. One of several parts (a double
 binary tree) carries a piece of the buffer over each. Messages are sums of up to n models: those of half-precision
 models go in single precision. The number of samples behind a contribution does not count.
 
@@ -57,12 +59,12 @@ class Branch:
                 body += known[:-1]
             message[-1] = 1 + sum(float(known[-1]) for known in others)
 
-    def take(self, arrived: list[bool]) -> None:
-        """What has come in is known from now on; of what has not, nothing."""
+    def take(self, arrived: list[bool], lost: str) -> None:
+        """What has come in is known from now on; of what has not, what was known before or nothing."""
         self.known, self.landing = self.landing, self.known
-        for message, here in zip(self.known, arrived, strict=True):
+        for place, here in enumerate(arrived):
             if not here:
-                message.zero_()
+                self.known[place] = self.landing[place] if lost == "last" else 0
 
     def combine(self, piece: Tensor, size: int, missing: str) -> None:
         """In place."""
@@ -79,6 +81,7 @@ class Branch:
 class Relay(Exchange):
     topology: Topology = part(Topology, "chain")
     missing: Literal["counts", "own", "initial"] = "counts"
+    lost: Literal["last", "nothing"] = "last"
     _branches: list[Branch] = field(init=False, repr=False, compare=False)
 
     exact: ClassVar[bool] = False
@@ -112,7 +115,7 @@ class Relay(Exchange):
         )
         for branch, piece in branches:
             count = len(branch.neighbours)
-            branch.take(arrived[:count])
+            branch.take(arrived[:count], self.lost)
             arrived = arrived[count:]
             branch.combine(piece, self.comm.size, self.missing)
 

@@ -25,6 +25,7 @@ Method = Literal["grid", "tpe"]
 LOST = -1.0  # the score of a trial that diverged
 _RATE = "lr"
 _BEYOND = 6  # steps that a grid may grow on either side
+_AT_LIMIT = 1.05  # a factor that is no distance
 _AT_RANDOM = 4  # trials before the search has learnt enough to choose
 
 
@@ -125,10 +126,9 @@ class Progress:
         return self.tried[max(places, key=lambda at: (score(self.tried[at]), -abs(at - middle)))]
 
     def at_edge(self, trial: Trial) -> bool:
-        """Whether something better may lie beyond what was tried."""
-        rates = [axis for axis in self.axes if axis.grows]
-        tried = [sorted(float(each[axis.name]) for each in self.tried) for axis in rates]
-        return any(float(trial[axis.name]) in (all_[0], all_[-1]) for axis, all_ in zip(rates, tried, strict=True))
+        """Whether something better may lie beyond the learning rates that could be tried."""
+        limits = {axis.name: (float(axis.values[0]), float(axis.values[-1])) for axis in self.axes if axis.grows}
+        return any(not low * _AT_LIMIT < float(trial[name]) < high / _AT_LIMIT for name, (low, high) in limits.items())
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,15 @@ def test_the_worst_seed_decides() -> None:
     assert outcome((0.9, 0.1), (0.7, 0.3), (0.8, 0.2)).worst == 0.7
 
 
+def test_distances_have_two_digits_and_curves_the_epochs_that_all_have() -> None:
+    records = [make_record(accuracies=[0.1, 0.2], distances=[1.0, away]) for away in (0.00012, 0.00014)]
+    each = Outcome([records[0], make_record(accuracies=[0.3], distances=[1.0])])
+    assert Outcome(records).write_distance().text == "0.00013 ± 1.4e-05"
+    assert Outcome(records[:1]).write_distance().text == "0.00012"
+    assert outcome((0.9, 0.1)).write_distance().text == "–"
+    assert {epoch: spread.values for epoch, spread in each.curve.items()} == {1: [0.1, 0.3]}
+
+
 def test_losses_of_training_and_test_are_apart() -> None:
     each = outcome((0.9, 0.25), (0.9, 0.75))
     assert (each.loss.mean, each.train_loss.mean) == (0.5, 0.5)

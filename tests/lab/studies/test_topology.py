@@ -113,7 +113,7 @@ def test_without_distances_there_is_one_chart_less() -> None:
 def test_the_table_has_gap_and_distance_beside_the_accuracy() -> None:
     (table,) = tell().summary
     rows = {(row[0].text, row[1].text, row[2].text): [cell.text for cell in row[3:]] for row in table.rows}  # type: ignore[union-attr]
-    assert rows["d-psgd", "complete", "8"] == ["1.00", "90.0 ± 0.0", "0.500 ± 0.000", "0.1"]
+    assert rows["d-psgd", "complete", "8"] == ["1.00", "90.0 ± 0.0", "0.5 ± 0", "0.1"]
     assert rows["allreduce-model", "–", "8"][0] == "–"
 
 

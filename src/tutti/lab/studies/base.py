@@ -194,7 +194,12 @@ class Outcome:
         return "diverged" if self.diverged else format_percent(self.accuracy.mean)
 
     def write_distance(self) -> Cell:
-        return Cell(NOTHING) if self.distance is None else self.write(self.distance, 3)
+        """With two digits, as distances may lie powers of ten apart."""
+        spread = self.distance
+        if spread is None or self.diverged:
+            return Cell(NOTHING)
+        both = (spread.mean, spread.deviation)[: len(spread.values)]
+        return Cell(" ± ".join(f"{value:.2g}" for value in both), spread.mean)
 
     def figures(self) -> dict[str, Any]:
         """For a program."""

@@ -233,7 +233,7 @@ def _is_inside(study: Sweep, ends: list[_End]) -> Claim:
     tried = sum(len(end.progress.tried) for end in ends)
     return Claim(
         "What was tried holds the best values.",
-        "no best learning rate is the lowest or the highest that was tried",
+        "no best learning rate is the lowest or the highest that could be tried",
         f"{len(ends) - len(outside)} of {len(ends)} within, after {tried} trials"
         + (f"; not {join(outside)}" if outside else ""),
         "does not hold" if outside else "holds",

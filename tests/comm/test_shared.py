@@ -77,6 +77,31 @@ def test_a_file_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
     assert set(left_behind()) <= before
 
 
+# --- in order --------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_messages_that_look_alike_the_first_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the first one arrives just behind the look for it, and before the look for the second."""
+    fetch, looked = shared._Pipes.fetch, threading.local()
+
+    def too_early(pipes: shared._Pipes, code: int, tensor: torch.Tensor) -> bool:
+        looked.times = getattr(looked, "times", 0) + 1
+        return looked.times % 3 > 0 and fetch(pipes, code, tensor)
+
+    monkeypatch.setattr(shared._Pipes, "fetch", too_early)
+
+    def work(comm: Comm) -> list[float]:
+        peer, seen = 1 - comm.rank, []
+        for number in range(20):
+            landings = [torch.zeros(3) for _ in range(3)]
+            sends = [(peer, torch.full((3,), float(3 * number + place))) for place in range(3)]
+            comm.exchange(sends, [(peer, landing) for landing in landings], "weights/0")
+            seen += [landing[0].item() for landing in landings]
+        return seen
+
+    assert on_shared(2, work) == [[float(number) for number in range(60)]] * 2
+
+
 # --- round the ring --------------------------------------------------------------------------------------------------
 
 

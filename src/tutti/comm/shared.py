@@ -100,14 +100,22 @@ class SharedComm(TcpComm):
             return
         code, pipes = self._code(tag), self._pipes
         sent = [self.send(peer, tensor, tag) for peer, tensor in sends if not pipes[peer].post(code, tensor)]
-        missing = [message for message in recvs if not pipes[message[0]].fetch(code, message[1])]
+        missing = self._fetch(code, recvs)
         turns = 0 if sent else self.turns
         while missing and turns:
             turns = turns - 1 if self._give_way() else 0
-            missing = [message for message in missing if not pipes[message[0]].fetch(code, message[1])]
+            missing = self._fetch(code, missing)
         received = [self.recv(peer, tensor, tag) for peer, tensor in missing]
         for each in (*received, *sent):
             each.wait()
+
+    def _fetch(self, code: int, messages: Sequence[Message]) -> list[Message]:
+        """Take those that are there and return the others; of one peer's none before those that come first."""
+        missing: list[Message] = []
+        for peer, tensor in messages:
+            if any(peer == other for other, _ in missing) or not self._pipes[peer].fetch(code, tensor):
+                missing.append((peer, tensor))
+        return missing
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         if all(tensor.nbytes <= _SHORT for _, tensor in recvs):

@@ -2,11 +2,11 @@
 
     butterfly for short buffers and ring for long ones, until it has measured
 
-`prepare` times the candidates on the wire itself, from 1 KiB upwards until two seconds are over, and keeps the fastest
-for every length; longer buffers take the route of the longest that was tried. All workers keep the same one, that with
-the least time summed over the workers. The choice is kept in the cache per machines, worker count and wire
-(~/.cache/tutti/routes.json; remove it to measure again), but not for emulated hosts, whose links are new every time.
-Workers that are threads do not measure. Rounds and bytes are those of the route that is taken.
+`prepare` times the candidates on the wire itself, from 1 KiB to 16 MiB or until four seconds are over, and keeps the
+fastest for every length; longer buffers take the route of the longest that was tried. All workers keep the same one,
+that with the least time, the median of the slowest worker's. The choice is kept in the cache per machines, worker count
+and wire (~/.cache/tutti/routes.json; remove it to measure again), but not for emulated hosts, whose links are new every
+time. Workers that are threads do not measure. Rounds and bytes are those of the route that is taken.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from tutti.machine import count_cores, find_cache
 from tutti.spec import Bytes, format_value, parse
 
 CANDIDATES = ("butterfly", "star", "direct", "halving-doubling", "ring", "double-binary-tree")
-SIZES = tuple(2**10 * 4**k for k in range(9))  # 1 KiB to 64 MiB
-_SECONDS = 2.0  # that the measurement may take, more or less
-_ROUNDS = 5  # through all candidates; the fastest of each counts
+SIZES = tuple(2**10 * 4**k for k in range(8))  # 1 KiB to 16 MiB
+_SECONDS = 4.0  # that the measurement may take, more or less
+_ROUNDS, _FEW_ROUNDS = 7, 4  # through all candidates, behind one that warms up; few for the longest buffers
 _SHORT = 2**15  # bytes; what counts as short without a measurement
-_LONG = 2**20  # bytes; what takes twice as long as the best here is not tried with longer buffers
+_LONG = 2**20  # bytes; what takes much longer than the best here is not tried with longer buffers
+_MUCH = 1.5  # times as long
 
 Table = dict[int, str]  # length of the buffer -> route
 
@@ -88,7 +89,7 @@ def _measure(comm: Comm, place: str) -> Table:
         seconds = _time(comm, list(routes.values()), nbytes)
         table[nbytes] = list(routes)[int(seconds.argmin())]
         if nbytes >= _LONG:
-            routes = {name: routes[name] for name, s in zip(routes, seconds, strict=True) if s < 2 * seconds.min()}
+            routes = {name: routes[name] for name, s in zip(routes, seconds, strict=True) if s < _MUCH * seconds.min()}
         last = torch.full((1,), comm.clock.now() - begun)
         comm.broadcast(last, tag="control/auto")  # worker 0's watch decides, so that all stop together
         spent += last
@@ -99,19 +100,20 @@ def _measure(comm: Comm, place: str) -> Table:
 
 
 def _time(comm: Comm, routes: list[Collective], nbytes: int) -> Tensor:
-    """Seconds of each route, summed over the workers; the routes take turns."""
-    buffer, in_a_row = torch.zeros(nbytes // 4), max(1, min(8, 2**18 // nbytes))
-    best = torch.full((len(routes),), float("inf"), dtype=torch.float64)
-    for turn in range(_ROUNDS if nbytes <= 2**22 else 2):
+    """The median seconds of each route at the slowest worker; the routes take turns."""
+    buffer, in_a_row = torch.zeros(nbytes // 4), max(1, min(16, 2**21 // nbytes))
+    rounds = _ROUNDS if nbytes < SIZES[-1] else _FEW_ROUNDS
+    mine = torch.zeros(rounds + 1, len(routes), dtype=torch.float64)
+    for turn in mine:
         for index, route in enumerate(routes):
             comm.barrier()
             begun = comm.clock.now()
             for _ in range(in_a_row):
                 route.run(comm, buffer, "control/auto")
-            if turn > 0:  # the first one warms up
-                best[index] = min(float(best[index]), comm.clock.now() - begun)
-    comm.all_reduce(best, tag="control/auto")
-    return best
+            turn[index] = comm.clock.now() - begun
+    everybodys = mine.new_empty((comm.size, *mine.shape))
+    comm.all_gather(mine, everybodys, tag="control/auto")
+    return everybodys.amax(dim=0)[1:].median(dim=0).values
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

@@ -34,8 +34,18 @@ class Meeting(NamedTuple):
 
     piece: Tensor
     sends: list[Message]
-    recvs: list[Message]
-    weights: list[float]  # of what is received
+    senders: list[int]
+    landings: Tensor  # a row for each of them
+    weights: list[float]  # likewise
+
+    def recvs(self) -> list[Message]:
+        return list(zip(self.senders, self.landings, strict=True))
+
+    def mix(self, arrived: list[bool]) -> None:
+        weights = [weight for weight, here in zip(self.weights, arrived, strict=True) if here]
+        rows = self.landings if all(arrived) else self.landings[torch.tensor(arrived)]
+        own = 1 - sum(weights)
+        torch.addmv(self.piece, rows.t(), self.piece.new_tensor(weights), beta=own, out=self.piece)  # in one pass
 
 
 @dataclass
@@ -43,7 +53,7 @@ class Gossip(Exchange):
     topology: Topology = part(Topology, "ring")
     rule: Rule = "metropolis"
     _matrices: tuple[int, list[Matrix]] = field(init=False, repr=False, compare=False)  # of this step, for every part
-    _landings: dict[tuple[int, int], Tensor] = field(init=False, repr=False, compare=False)
+    _landings: dict[int, Tensor] = field(init=False, repr=False, compare=False)  # by part; enough rows for any step
 
     exact: ClassVar[bool] = False
     tolerates_loss: ClassVar[bool] = True
@@ -64,11 +74,11 @@ class Gossip(Exchange):
         pieces = buffer[: self.layout.numel].tensor_split(self.topology.parts)
         meetings = [self._meet(at, piece, step) for at, piece in enumerate(pieces)]
         sends = [message for meeting in meetings for message in meeting.sends]
-        recvs = [message for meeting in meetings for message in meeting.recvs]
+        recvs = [message for meeting in meetings for message in meeting.recvs()]
         arrived = self.comm.try_exchange(sends, recvs, self.tag)
         for meeting in meetings:
-            count = len(meeting.recvs)
-            _mix(meeting, arrived[:count])
+            count = len(meeting.senders)
+            meeting.mix(arrived[:count])
             arrived = arrived[count:]
 
     def _meet(self, at: int, piece: Tensor, step: int) -> Meeting:
@@ -78,21 +88,15 @@ class Gossip(Exchange):
         return Meeting(
             piece,
             [(peer, piece) for peer in self.topology.peers(rank, size, step, at)],
-            [(peer, self._find_room(at, place, piece)) for place, peer in enumerate(senders)],
+            senders,
+            self._find_room(at, piece, len(senders)),
             [float(row[peer]) for peer in senders],
         )
 
-    def _find_room(self, at: int, place: int, piece: Tensor) -> Tensor:
-        if (at, place) not in self._landings:
-            self._landings[at, place] = torch.empty_like(piece)
-        return self._landings[at, place]
+    def _find_room(self, at: int, piece: Tensor, rows: int) -> Tensor:
+        if at not in self._landings or len(self._landings[at]) < rows:
+            self._landings[at] = piece.new_empty(rows, piece.numel())
+        return self._landings[at][:rows]
 
     def _find_matrices(self, workers: int, step: int) -> list[Matrix]:
         return [make_mixing(self.topology, workers, step, at, self.rule) for at in range(self.topology.parts)]
-
-
-def _mix(meeting: Meeting, arrived: list[bool]) -> None:
-    came = [pair for pair, here in zip(zip(meeting.recvs, meeting.weights, strict=True), arrived, strict=True) if here]
-    meeting.piece.mul_(1 - sum(weight for _, weight in came))
-    for (_, landing), weight in came:
-        meeting.piece.add_(landing, alpha=weight)

@@ -72,9 +72,9 @@ class Branch:
         total = piece.to(self.known.dtype)
         if missing != "counts" and count < size:
             total.add_(piece if missing == "own" else self.start, alpha=size - count)
-        for message in self.known:
-            total += message[:-1]
-        torch.div(total, count if missing == "counts" else size, out=piece)
+        share = 1 / (count if missing == "counts" else size)
+        shares = total.new_full((len(self.known),), share)
+        piece.copy_(torch.addmv(total, self.known[:, :-1].t(), shares, beta=share, out=total))  # in one pass
 
 
 @dataclass

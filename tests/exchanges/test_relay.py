@@ -106,7 +106,7 @@ def refusal(exchange: Relay, size: int) -> str:
     said = topology_refusal(exchange.topology, size)
     if said or not (exchange.topology.directed or exchange.topology.changing):
         return said
-    return "holds no tree, since its links are one-way or change; take another topology"
+    return "holds no tree, since its links are one-way or change; take chain, binary-tree or ring"
 
 
 def degree(exchange: Relay, rank: int, size: int, part: int) -> int:

@@ -54,6 +54,7 @@ class Switch(Algorithm):
     other: Algorithm = part(Algorithm, "model-average")
     # of a run, no part of the spec
     switched: bool = field(init=False, default=False, repr=False, compare=False)
+    _switched_behind: int = field(init=False, default=0, repr=False, compare=False)
     _running: Algorithm | None = field(init=False, default=None, repr=False, compare=False)
     _waited: float = field(init=False, default=0.0, repr=False, compare=False)
 
@@ -84,7 +85,8 @@ class Switch(Algorithm):
         return self.one.deterministic and self.other.deterministic
 
     def choices(self) -> dict[str, str]:
-        return self.current.choices()
+        when = f"behind step {self._switched_behind}" if self.switched else "never"
+        return {"to switch": when, **self.current.choices()}
 
     # --- what the current one does -----------------------------------------------------------------------------------
 
@@ -131,6 +133,7 @@ class Switch(Algorithm):
         self.current.step(replica)
         if is_time():
             self._switch()
+            self._switched_behind = replica.steps + 1
 
     def ask(self) -> None:
         """All workers shall switch behind the next step."""
@@ -198,11 +201,17 @@ class Switch(Algorithm):
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        so_far = {"switched": self.switched, "asked": self._asked, "largest": self._largest}
+        so_far = {
+            "switched": self.switched,
+            "behind": self._switched_behind,
+            "asked": self._asked,
+            "largest": self._largest,
+        }
         return {**so_far, "current": self.current.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._asked, self._largest = state["asked"], state["largest"]
+        self._switched_behind = state["behind"]
         if self.switched != state["switched"]:
             self._leave()
             self._use(state["switched"])

@@ -29,7 +29,7 @@ _LOOK: dict[str, Any] = {
 }
 _MARKS = {"": "", "metered": "", "formula": "~", "interface": "^"}  # in front of a size, by its source
 _NOTES = {
-    "metered": "bytes sent are those of one worker, metered on our wire",
+    "metered": "bytes sent are one worker's, the mean of all, metered on our wire",
     "formula": "~ by formula, as a backend's own operations do not pass our wire",
     "interface": "^ counted by the network interface",
 }

@@ -59,7 +59,9 @@ def find_parents(topology: Topology, size: int, part: int = 0) -> list[int]:
     """Every worker's next one on the way to the root, -1 for the root itself; the shortest ways, lowest ranks first."""
     topology.check(size)
     if topology.directed or topology.changing:
-        raise UserError(f"'{topology}' holds no tree, since its links are one-way or change; take another topology")
+        raise UserError(
+            f"'{topology}' holds no tree, since its links are one-way or change; take chain, binary-tree or ring"
+        )
     parents = _find_ways([topology.peers(rank, size, part=part) for rank in range(size)], topology.root(size, part))
     if len(parents) < size:
         raise UserError(f"'{topology}' does not connect all of {size} workers; take another topology")

@@ -61,7 +61,7 @@ def test_every_case_with_every_value_and_seed() -> None:
     jobs = SMALL.jobs()
     assert len(jobs) == 2 * 3 * 2
     assert jobs[0].name == "d-psgd-lr-0.1-seed-0"
-    assert {(job.workers, job.plan.global_batch, job.engine) for job in jobs} == {(4, 32, "threads")}
+    assert {(job.workers, job.plan.global_batch, job.engine) for job in jobs} == {(4, 64, "threads")}
 
 
 def test_partitions_are_cases_too() -> None:

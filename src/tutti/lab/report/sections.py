@@ -78,7 +78,7 @@ def _fixed(value: float, decimals: int) -> tuple[float, str]:
 
 def _explain_sources(figures: list[Figures]) -> str:
     means = [means for source, (_, means) in _SOURCES.items() if any(each.source == source for each in figures)]
-    sent = f" Bytes sent are those of one worker: {'; '.join(means)}." if means else ""
+    sent = f" Bytes sent are one worker's, the mean of all: {'; '.join(means)}." if means else ""
     return f"Hidden communication ran beside computing, exposed communication was waited for.{sent}"
 
 

@@ -45,7 +45,7 @@ class Sweep(Study):
     workers: Annotated[Count, "how many"] = 8
     partition: Annotated[tuple[str, ...], "how samples are dealt out: see tutti catalogue partitions"] = ("iid",)
     epochs: Annotated[Count, "of every run"] = 12
-    batch: Annotated[Count, "samples per worker and step"] = 8
+    batch: Annotated[Count, "samples per worker and step"] = 16
     lrs: Annotated[tuple[LearningRate, ...], "learning rates"] = RATES
     vary: Annotated[tuple[str, ...], "another parameter and its values; may be given several times", REPEATED] = ()
     search: Annotated[Method, "grid, or tpe: optuna chooses the trials"] = "grid"

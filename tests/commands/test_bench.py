@@ -88,7 +88,7 @@ def test_processes_over_our_wire_and_the_backends(tmp_path: Path) -> None:
 
 @needs_hosts
 def test_over_links_the_floor_is_theirs(tmp_path: Path) -> None:
-    """64 KiB over two hosts at 10 Mbit/s: 1.25 MB per second, and 60 ms on the way, which a busy machine hits as well."""
+    """64 KiB over two hosts at 10 Mbit/s: 1.25 MB per second, and 60 ms on the way, which a busy machine hits too."""
     arguments = ["--route", "ring", "--workers", "2", "--sizes", "64KiB", "--samples", "3", "--quiet"]
     network = "hosts(10Mbit, latency=60ms)"
     done = tutti("bench", *arguments, "--network", network, "--out", str(tmp_path / "out"), "--json", "-")

@@ -14,6 +14,7 @@ import torch
 from decentralised_oracle import (
     LINKS,
     Array,
+    Point,
     Quadratics,
     exponential,
     follow_all,
@@ -128,20 +129,37 @@ def test_the_rate_may_be_a_tensor() -> None:
     np.testing.assert_allclose(found, oracle(problem, ring, [LR] * STEPS), rtol=1e-10, atol=1e-10)
 
 
+def two_groups(model: nn.Module) -> torch.optim.SGD:
+    first, second = model.parameters()
+    return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.02, "momentum": 0.5}], LR, BETA)
+
+
 def test_groups_have_their_own_settings() -> None:
     """Each bucket is of one group: lr, momentum and decay are that one's."""
-
-    def groups(model: nn.Module) -> torch.optim.SGD:
-        first, second = model.parameters()
-        return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.02, "momentum": 0.5}], LR, BETA)
-
     diagonal = make_quadratics(3)
     diagonal = Quadratics(np.stack([np.diag(np.diag(matrix)) for matrix in diagonal.matrices]), diagonal.targets)
-    found = follow_all("quasi-global", diagonal, STEPS, groups)
+    found = follow_all("quasi-global", diagonal, STEPS, two_groups)
     first = oracle(diagonal, ring, [LR] * STEPS)
     second = oracle(diagonal, ring, [0.02] * STEPS, beta=0.5, mu=0.5)
     np.testing.assert_allclose(found[..., :4], first[..., :4], rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(found[..., 4:], second[..., 4:], rtol=1e-10, atol=1e-10)
+
+
+def test_the_settings_are_its_own_while_the_next_bucket_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stepping one bucket, the optimizer has that one's group alone: nothing for another to find on the lane."""
+    with set_up(World(1).comm(0), "quasi-global", Point(), two_groups) as run:
+        step = run.replica.step
+
+        def step_when_others_are_met() -> None:
+            run.algorithm.finish()
+            step()
+
+        monkeypatch.setattr(run.replica, "step", step_when_others_are_met)
+        run.model().sum().backward()
+        run.step()
+        found = {memory.numel(): memory for memory in run.state_dict()["algorithm"]["memory"]}
+    for numel, beta in ((4, BETA), (3, 0.5)):
+        torch.testing.assert_close(found[numel], torch.full((numel,), 1 - beta, dtype=torch.float64))
 
 
 def test_what_it_is_good_for() -> None:

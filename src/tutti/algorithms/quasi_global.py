@@ -45,6 +45,7 @@ class QuasiGlobal(OwnSteps):
         _check(replica.optimizer)
         super().setup(replica, lane)
         self._before = [torch.zeros_like(bucket.weights) for bucket in replica.buckets]
+        self._settings: dict[int, dict[str, Any]] = {}
         for bucket in replica.buckets:
             for parameter, momentum in _views(bucket, self._memory[bucket.index]):
                 own = replica.optimizer.state.pop(parameter, {}).get("momentum_buffer")
@@ -60,7 +61,9 @@ class QuasiGlobal(OwnSteps):
                     replica.optimizer.state.pop(parameter, None)
 
     def _note(self, bucket: Bucket) -> None:
-        """SGD's own step computes v, with m for its buffer: a copy, since it writes there."""
+        """SGD's own step computes v, with m for its buffer: a copy, since it writes there. The settings are taken down
+        here: while the lane is at work, the optimizer's may be those of the next bucket."""
+        self._settings[bucket.index] = self._replica.settings_of(bucket) or {}
         self._before[bucket.index].copy_(bucket.weights)
         lent = self._rooms[bucket.index][: bucket.layout.numel]
         self._hand_over(bucket, lent.copy_(self._memory[bucket.index]))
@@ -69,7 +72,7 @@ class QuasiGlobal(OwnSteps):
         self._rooms[bucket.index][: bucket.layout.numel] = bucket.weights
         agreed = self._agree(bucket)
         bucket.weights.copy_(agreed)
-        settings = self._settings_of(bucket)
+        settings = self._settings[bucket.index]
         lr, beta = float(settings.get("lr", 0)), settings.get("momentum", 0)
         mu = beta if self.mu is None else self.mu
         if lr != 0:
@@ -82,13 +85,9 @@ class QuasiGlobal(OwnSteps):
 
     def _hand_over(self, bucket: Bucket, momentum: Tensor) -> None:
         """Let the optimizer have this for its buffers, where it uses any."""
-        if self._settings_of(bucket).get("momentum"):
+        if (self._replica.settings_of(bucket) or {}).get("momentum"):
             for parameter, view in _views(bucket, momentum):
                 self._replica.optimizer.state[parameter]["momentum_buffer"] = view
-
-    def _settings_of(self, bucket: Bucket) -> dict[str, Any]:
-        """The optimizer's; none for parameters it does not know."""
-        return {} if bucket.group is None else self._replica.optimizer.param_groups[bucket.group]
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:

@@ -190,7 +190,7 @@ def test_the_race_is_a_choice_of_presets_and_the_two_references() -> None:
         (["run", "ddp", "--json", "no/such/folder.json"], "there is no folder"),
         (["run", "ddp", "--tls-ca", "no.crt"], "go together"),
         (["run", "ddp", "--loss", "some"], "--loss takes a share such as 10%, not 'some'"),
-        (["run", "ddp", "--loss", "100%"], "--loss must be below 100%, not 100%; write 10% or 0.1"),
+        (["run", "ddp", "--loss", "100%"], "--loss must be at most 99%, not 100%"),
         (["run", "torch-ddp", "--loss", "1%"], "'torch-ddp' leaves its messages to the backend, which loses none"),
         (["compare", "ring", "all-gather", "--loss", "1%"], "take a route such as ring, or leave --loss out"),
         (["run", "ddp", "--loss", "1%", "--wire", "torch"], "use --wire shared or tcp"),

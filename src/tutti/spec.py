@@ -17,6 +17,7 @@ import pkgutil
 import re
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast
 
@@ -118,6 +119,7 @@ class Member:
     axis: ClassVar[str] = ""
     noun: ClassVar[str] = ""
     example: ClassVar[str] = ""  # how a member is written whose fields do not tell it
+    by_backend: ClassVar[bool] = False  # its messages do not pass our wire
 
     @property
     def name(self) -> str:
@@ -125,17 +127,23 @@ class Member:
 
     def check(self, workers: int) -> None:
         """Refuse a number of workers that cannot be, before anything is set up; a member asks its parts."""
-        for each in self.members():
+        for each in self.members().values():
             each.check(workers)
 
     def choices(self) -> dict[str, str]:
         """What was left to it and it has chosen since, by what that is called; a member asks its parts."""
-        return {name: chosen for each in self.members() for name, chosen in each.choices().items()}
+        return {name: chosen for each in self.members().values() for name, chosen in each.choices().items()}
 
-    def members(self) -> list[Member]:
-        """Its parts that are members themselves."""
-        values = [getattr(self, field.name) for field in fields_of(type(self))]
-        return [value for value in values if isinstance(value, Member)]
+    def members(self) -> dict[str, Member]:
+        """Its parts that are members themselves, by the name of the field."""
+        values = {field.name: getattr(self, field.name) for field in fields_of(type(self))}
+        return {name: value for name, value in values.items() if isinstance(value, Member)}
+
+    def walk(self) -> Iterator[Member]:
+        """Itself, and all that it is put together from."""
+        yield self
+        for each in self.members().values():
+            yield from each.walk()
 
     def __str__(self) -> str:
         texts = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,21 @@ from tutti.errors import UserError
 from tutti.models.base import Model
 from tutti.partitions.base import Partition
 from tutti.sampling import EpochSampler, ShareSampler
-from tutti.spec import parse
+from tutti.spec import Range, Share, parse
 from tutti.tasks.base import Data, Split, Task, find_task
 
 _building = threading.Lock()  # workers that are threads share torch's random state
 _KINDS = ("gradients", "weights", "buffers")  # of traffic that training makes
 _REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
+
+
+LossRate = Annotated[Share, Range(most=0.99)]  # of messages
+
+
+def find_usual_model(task: str) -> str:
+    """What this task is trained with where no model is named; empty where it makes one of its own."""
+    name = getattr(find_task(task), "default_model", "")
+    return str(parse(name, Model)) if name else ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Plan:
         with _building:
             torch.manual_seed(self.seed)
             own = None if self.model else task.make_model(data)
-            name = self.model or getattr(task, "default_model", "")
+            name = self.model or find_usual_model(self.task)
             if own is None and not name:
                 raise UserError(f"the task {self.task} has neither make_model nor default_model; name one with --model")
             model = own or parse(name, Model).build(data.shape, data.classes)

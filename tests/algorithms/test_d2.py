@@ -193,7 +193,7 @@ def test_a_ring_of_an_odd_number_is_above_the_border(workers: int) -> None:
     ["gossip(random-pairing)", "gossip(one-peer-exponential, rule=lazy)", "relay(chain)", "push-sum(exponential)"],
 )
 def test_what_has_a_memory_or_changes(exchange: str) -> None:
-    text = str(parse(f"d2({exchange})", Algorithm).members()[0])
+    text = str(parse(f"d2({exchange})", Algorithm).members()["exchange"])
     assert refusal(f"d2({exchange})", 4) == (
         f"'d2' needs an exchange that averages by one matrix, the same at every step, and '{text}' over 4 workers does "
         "not; use gossip(ring, rule=lazy)"

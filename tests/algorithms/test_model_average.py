@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bucket_updates import Recorder
 from contracts.test_algorithms import COMBINATIONS, ROUTES, Array, data, gradient, linear, oracle, shares, start
 from fake_clock import FakeClock
 from torch import Tensor, nn
@@ -327,25 +328,6 @@ def test_an_optimizer_from_elsewhere_steps_once_on_everything() -> None:
 
 
 # --- when and where --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Recorder(Exchange):
-    """Agrees on what is there, and notes who asked when."""
-
-    notes: list[tuple[Any, ...]] = field(default_factory=list)
-    began: threading.Event = field(default_factory=threading.Event)
-
-    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
-        on_lane = threading.current_thread().name.startswith("tutti-lane")
-        self.notes.append((self.tag, on_lane, step, samples))
-        self.began.set()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"of": self.tag}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.notes.append(("loaded", state["of"]))
 
 
 def test_weights_are_exchanged_on_the_lane_with_step_and_samples() -> None:

@@ -96,6 +96,7 @@ def test_a_route(chapters: list[Chapter]) -> None:
 def test_choices_that_change_traits_and_costs_are_shown_beside_each_other(chapters: list[Chapter]) -> None:
     page = only(chapters, "collectives", "native")
     assert page.traits == (
+        "its messages are the backend's own and do not pass our wire",
         "only partial sums travel: linear aggregators work (native, native(reduce-broadcast))",
         "whole contributions meet: any aggregator works (native(all-gather), native(gather-scatter))",
     )

@@ -31,6 +31,7 @@ class TorchDDP(Algorithm):
 
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "local"  # DDP broadcasts them itself
     needs_process_group: ClassVar[bool] = True
+    by_backend: ClassVar[bool] = True
 
     def setup(self, replica: Replica, lane: Lane) -> None:
         self._comm = lane.comm.native

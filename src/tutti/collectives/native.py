@@ -27,6 +27,7 @@ class Native(Collective):
     by: Literal["all-reduce", "reduce-broadcast", "all-gather", "gather-scatter"] = "all-reduce"
 
     operations: ClassVar[tuple[str, ...]] = OPERATIONS
+    by_backend: ClassVar[bool] = True
 
     @property
     def meets(self) -> bool:  # type: ignore[override]

@@ -118,7 +118,10 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--interface", help="name or address to listen on (default: the one that leads to the master)")
     place.add_argument("--deadline", default="60s", metavar="TIME", help="how long a silent worker is waited for (60s)")
     place.add_argument(
-        "--loss", default="0", metavar="SHARE", help="of gradients and weights, such as 10%% (default: 0)"
+        "--loss",
+        default="0",
+        metavar="SHARE",
+        help="of gradients and weights that get lost, such as 10%% (default: 0)",
     )
     place.add_argument("--tls", action="store_true", help="encrypt, with a certificate made for this run")
     place.add_argument("--tls-cert", type=Path, metavar="FILE", help="encrypt with this certificate")
@@ -229,16 +232,14 @@ def _names(specs: list[str]) -> list[str]:
 def _plan(args: argparse.Namespace) -> Plan:
     from tutti.models.base import Model
     from tutti.partitions.base import Partition
-    from tutti.spec import parse
-    from tutti.tasks.base import find_task, task_text
-    from tutti.train import Plan
+    from tutti.spec import parse, parse_quantity
+    from tutti.tasks.base import task_text
+    from tutti.train import LossRate, Plan, find_usual_model
 
-    task = find_task(args.task)
-    model = args.model or getattr(task, "default_model", "")
     batch = args.batch * _workers(args) if args.batch else args.global_batch or 64
     return Plan(
         task=task_text(args.task),
-        model=str(parse(model, Model)) if model else "",
+        model=str(parse(args.model, Model)) if args.model else find_usual_model(args.task),
         global_batch=batch,
         epochs=None if args.steps else args.epochs or 12,
         steps=args.steps,
@@ -251,17 +252,8 @@ def _plan(args: argparse.Namespace) -> Plan:
         data=str(args.data.resolve()) if args.data else "",
         samples=args.samples,
         partition=str(parse(args.partition, Partition)),
-        loss=_loss(args.loss),
+        loss=parse_quantity(args.loss, LossRate, "--loss"),
     )
-
-
-def _loss(text: str) -> float:
-    from tutti.spec import Share, parse_quantity
-
-    loss: float = parse_quantity(text, Share, "--loss")
-    if loss >= 1:
-        raise UserError(f"--loss must be below 100%, not {text}; write 10% or 0.1")
-    return loss
 
 
 def _workers(args: argparse.Namespace) -> int:

@@ -70,6 +70,7 @@ TRAITS: Mapping[str, Mapping[Any, str] | str] = {
     "normalised": {True: "", False: "not normalised: the result grows with the number of workers"},
     "by_layer": {True: "combined tensor by tensor", False: ""},
     "one_worker": {True: "runs on one worker, with the whole batch", False: ""},
+    "by_backend": {True: "its messages are the backend's own and do not pass our wire", False: ""},
     "needs_process_group": {True: "needs the backend's process group, whatever the wire", False: ""},
     "buffers": {
         "broadcast": "buffers, such as batch norm's running mean: worker 0's are sent to all",

@@ -6,7 +6,6 @@ import dataclasses
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from tutti.errors import UserError
 from tutti.lab.record import Record, describe_machine, describe_versions
 from tutti.launch import LaunchOptions, Report, WorkerFunction, launch
 from tutti.networks.base import Network
-from tutti.spec import Member, parse
+from tutti.spec import parse
 from tutti.train import Plan, find_device, train
 
 _LOOPBACK: Final = {"asked": "loopback"}
@@ -83,23 +82,11 @@ def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions, network:
 def _check_loss(algorithm: Algorithm, wire: str) -> None:
     """Refuse what does not pass the wire on which messages get lost; threads have no backend to leave them to."""
     check_wire(wire)
-    if wire != "threads" and any(_is_left_to_backend(part) for part in walk(algorithm)):
+    if wire != "threads" and any(part.by_backend for part in algorithm.walk()):
         raise UserError(
             f"'{algorithm}' leaves its messages to the backend, which loses none; take a route such as ring, "
             "or leave --loss out"
         )
-
-
-def _is_left_to_backend(part: Member) -> bool:
-    return part.name == "native" or getattr(part, "needs_process_group", False)
-
-
-def walk(member: Member) -> Iterator[Member]:
-    """A member, and all that it is put together from."""
-    yield member
-    for value in (getattr(member, each.name) for each in dataclasses.fields(member) if each.init):
-        if isinstance(value, Member):
-            yield from walk(value)
 
 
 def run_entries(

@@ -19,11 +19,9 @@ from tutti.algorithms.base import Algorithm
 from tutti.errors import UserError
 from tutti.lab.export import write_whole
 from tutti.machine import find_cache
-from tutti.models.base import Model
 from tutti.partitions.base import Partition
 from tutti.spec import parse
-from tutti.tasks.base import find_task
-from tutti.train import Plan
+from tutti.train import Plan, find_usual_model
 
 FORMAT = 1
 _OF_PLAN = ("task", "model", "global_batch", "partition", "optimizer", "momentum")
@@ -89,7 +87,7 @@ def _make_command(name: str, key: dict[str, Any]) -> str:
     words = ["--algorithms", name, "--task", key["task"], "--workers", key["workers"], "--partition", key["partition"]]
     batch, rest = divmod(key["global_batch"], key["workers"])
     words += ["--vary", f"global-batch={key['global_batch']}"] if rest else ["--batch", batch]
-    usual = {**asdict(Plan()), "model": _usual_model(key["task"])}
+    usual = {**asdict(Plan()), "model": find_usual_model(key["task"])}
     for field in ("model", "optimizer", "momentum"):
         if key[field] != usual[field]:
             words += ["--vary", f"{field}={_write(key[field])}"]
@@ -98,8 +96,3 @@ def _make_command(name: str, key: dict[str, Any]) -> str:
 
 def _write(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _usual_model(task: str) -> str:
-    model = getattr(find_task(task), "default_model", "")
-    return str(parse(model, Model)) if model else ""

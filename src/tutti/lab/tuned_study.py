@@ -130,9 +130,7 @@ class TunedStudy(Study):
 def find_family(spec: str) -> str:
     """What an algorithm is in a sentence: the exchange of its models, where it does nothing but to average them."""
     algorithm = parse(spec, Algorithm)
-    return (
-        next((part.name for part in algorithm.members()), "") if algorithm.name == "model-average" else algorithm.name
-    )
+    return algorithm.members()["exchange"].name if algorithm.name == "model-average" else algorithm.name
 
 
 def say_points(change: float) -> str:

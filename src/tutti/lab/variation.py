@@ -63,20 +63,15 @@ def _find(member: Member, path: list[str]) -> list[str] | None:
         for before, each in layer:
             if _has(each, path):
                 return [*before, *path]
-        layer = [([*before, name], part) for before, each in layer for name, part in _parts(each).items()]
+        layer = [([*before, name], part) for before, each in layer for name, part in each.members().items()]
     return None
 
 
 def _has(member: Member, path: list[str]) -> bool:
     if len(path) > 1:
-        part = _parts(member).get(path[0])
+        part = member.members().get(path[0])
         return part is not None and _has(part, path[1:])
     return path[0] in [field.name for field in fields_of(type(member))]
-
-
-def _parts(member: Member) -> dict[str, Member]:
-    values = {field.name: getattr(member, field.name) for field in fields_of(type(member))}
-    return {name: value for name, value in values.items() if isinstance(value, Member)}
 
 
 def _replace(member: Any, path: list[str], text: str) -> Any:

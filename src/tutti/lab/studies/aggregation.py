@@ -13,7 +13,6 @@ that an aggregator which looks at distances sees whole contributions.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +28,7 @@ from tutti.lab.report.heat_map import make_heat_map
 from tutti.lab.report.parts import Bullets, Cell, Paragraph, Section, Table
 from tutti.lab.studies.base import COMPARED, Claim, Outcome, Study
 from tutti.lab.units import format_percent
+from tutti.lab.variation import make_slug
 from tutti.spec import Count, Range, names, parse
 
 PLACES = {
@@ -62,7 +62,7 @@ class Way:
     @property
     def file(self) -> str:
         corrected = "" if self.divisor == 1 else "-corrected"
-        return re.sub(r"[^a-z0-9.]+", "-", self.aggregator).strip("-") + corrected
+        return make_slug(self.aggregator) + corrected
 
 
 MEAN = Way("mean")

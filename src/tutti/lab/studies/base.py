@@ -23,10 +23,9 @@ from tutti.lab.record import Record
 from tutti.lab.report.parts import Cell
 from tutti.lab.units import NOTHING, format_percent
 from tutti.lab.variation import split_list
-from tutti.models.base import Model
-from tutti.spec import Count, parse, parse_quantity, unwrap
-from tutti.tasks.base import find_task, task_text
-from tutti.train import Plan
+from tutti.spec import Count, parse_quantity, unwrap
+from tutti.tasks.base import task_text
+from tutti.train import Plan, find_usual_model
 
 Verdict = Literal["holds", "does not hold"]
 REPEATED = object()  # marks a field of several texts whose option may be given several times
@@ -77,8 +76,7 @@ class Study(Inquiry):
 
     def plan(self, **changes: Any) -> Plan:
         """The usual training of this task; how long, says the study: `steps` or `epochs`."""
-        model = getattr(find_task(self.task), "default_model", "")
-        usual = Plan(task_text(self.task), str(parse(model, Model)) if model else "", epochs=None)
+        usual = Plan(task_text(self.task), find_usual_model(self.task), epochs=None)
         return dataclasses.replace(usual, **changes)
 
     def introduce(self, command: str) -> str:

@@ -22,13 +22,12 @@ from tutti.lab.labels import join
 from tutti.lab.report.chart import Chart
 from tutti.lab.report.parts import Bullets, Cell, Paragraph, Section, Table
 from tutti.lab.report.series import Across, Line, Point, make_series
-from tutti.lab.run import walk
 from tutti.lab.studies.base import Claim, Outcome
 from tutti.lab.tuned_study import NEAR, TunedStudy, find_family, say_points
 from tutti.lab.variation import make_slug, read_algorithm
-from tutti.spec import Count, Range, Share, parse
+from tutti.spec import Count, parse
+from tutti.train import LossRate
 
-LossRate = Annotated[Share, Range(most=0.99)]
 _MUCH = 0.1  # the share of lost messages at which relay is judged
 
 
@@ -103,7 +102,7 @@ def _name(algorithm: str, loss: float) -> str:
 
 def goes_on(algorithm: str) -> bool:
     """Whether any part of it goes on without what is lost; else everything is sent again."""
-    return any(getattr(part, "tolerates_loss", False) for part in walk(parse(read_algorithm(algorithm), Algorithm)))
+    return any(getattr(part, "tolerates_loss", False) for part in parse(read_algorithm(algorithm), Algorithm).walk())
 
 
 # --- the settings side by side ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tutti.lab.units import NOTHING
 from tutti.lab.variation import make_slug, read_algorithm
 from tutti.spec import Count, Range
 
-Alpha = Annotated[float, Range(least=1e-6)]
+Alpha = Annotated[float, Range(least=1e-4, most=1e6)]  # as dirichlet takes it
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ compare: $(READY)
 	$(BIN)/tutti compare
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -98,13 +99,16 @@ def agree(exchange: Exchange, body: Array, step: int) -> Array:
 
 
 class Losing(Metered):
-    """A wire that loses the messages it is told to; an exchange makes one call a step."""
+    """A wire that loses the messages it is told to; an exchange is completed once a step."""
 
     def __init__(self, inner: Comm, topology: Topology, lost: Lost) -> None:
         super().__init__(inner, Meter())
         self.topology, self.lost, self.step = topology, lost, 0
 
-    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
+        return partial(self._lose, sends, recvs, tag)
+
+    def _lose(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
         landings = [(peer, torch.full_like(tensor, torch.nan)) for peer, tensor in recvs]
         self.inner.exchange(sends, landings, tag)
         parts = find_parts(self.topology, [peer for peer, _ in recvs], self.rank, self.size)

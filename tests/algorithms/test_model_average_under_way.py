@@ -63,11 +63,16 @@ class Noting(Gossip):
     notes: list[str] = field(default_factory=list)
     agreed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+    def start(self, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
         on_lane = threading.current_thread().name.startswith("tutti-lane")
-        super().agree(buffer, step, samples)
-        self.notes.append(f"agreed {step} on {self.tag} {'on the lane' if on_lane else 'by itself'}")
-        self.agreed.release()
+        complete = super().start(buffer, step, samples)
+
+        def note() -> None:
+            complete()
+            self.notes.append(f"agreed {step} on {self.tag} {'on the lane' if on_lane else 'by itself'}")
+            self.agreed.release()
+
+        return note
 
 
 class Patient(nn.Module):
@@ -118,9 +123,9 @@ class Lengthy(Exchange):
 
     computing: threading.Event = field(default_factory=threading.Event)
 
-    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+    def start(self, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
         assert self.computing.wait(20)
-        self.comm.clock.sleep(5.0)
+        return lambda: self.comm.clock.sleep(5.0)
 
 
 def test_what_computing_hides_is_not_exposed() -> None:
@@ -145,9 +150,9 @@ class Announcing(Noting):
 
     began: threading.Event = field(default_factory=threading.Event)
 
-    def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+    def start(self, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
         self.began.set()
-        super().agree(buffer, step, samples)
+        return super().start(buffer, step, samples)
 
 
 class LateLayer(nn.Module):

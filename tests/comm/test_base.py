@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -85,13 +86,50 @@ def test_error_is_raised_where_it_is_waited_for(lane: Lane) -> None:
             failing.wait()
 
 
+def test_the_next_in_two_parts_begins_before_one_is_complete(lane: Lane) -> None:
+    """But no more than the next one, and nothing runs in the middle of one that is whole."""
+    go, done = threading.Event(), []
+
+    def parts(n: int) -> Callable[[], None]:
+        done.append(f"{n} begins")
+        return lambda: done.append(f"{n} ends")
+
+    lane.submit(lambda: _(go.wait(10)))
+    for n in range(3):
+        lane.submit_parts(partial(parts, n))
+    lane.submit(lambda: done.append("whole"))
+    last = lane.submit_parts(partial(parts, 3))
+    go.set()
+    last.wait()
+    first = ["0 begins", "1 begins", "0 ends", "2 begins", "1 ends", "2 ends"]
+    assert done == [*first, "whole", "3 begins", "3 ends"]
+
+
+@pytest.mark.parametrize("where", ["first", "second"])
+def test_an_error_in_either_part_is_that_ones_alone(lane: Lane, where: str) -> None:
+    def fail() -> None:
+        raise KeyError("no such bucket")
+
+    def parts(fails: bool) -> Callable[[], None]:
+        if fails and where == "first":
+            fail()
+        return fail if fails else lambda: None
+
+    pending = [lane.submit_parts(partial(parts, n == 1)) for n in range(3)]
+    assert pending[0].wait() is not LOST
+    assert pending[2].wait() is not LOST
+    with pytest.raises(KeyError, match="no such bucket"):
+        pending[1].wait()
+
+
 def test_closing_finishes_what_was_submitted(comm: Comm) -> None:
     lane = Lane(comm, torch.device("cpu"))
     done: list[int] = []
     for n in range(10):
         lane.submit(lambda n=n: (time.sleep(0.001), done.append(n))[1])
+    lane.submit_parts(lambda: lambda: done.append(10))
     lane.close()
-    assert done == list(range(10))
+    assert done == list(range(11))
     lane.close()
     with pytest.raises(RuntimeError, match="the lane is closed"):
         lane.submit(lambda: None)

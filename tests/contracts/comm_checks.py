@@ -86,6 +86,23 @@ def try_exchange_says_what_came(comm: Comm) -> None:
             same(tensor, value(peer, (7,), torch.float32, what=comm.rank + call) if here else torch.full((7,), -1.0))
 
 
+def several_exchanges_under_way(comm: Comm) -> None:
+    """Short and long ones, all started before the first is complete."""
+    lengths = (7, 200_001, 3, 0)
+    for call in range(2):
+        under_way = []
+        for n, length in enumerate(lengths):
+            sends = [(p, value(comm.rank, (length,), torch.float32, what=n + call)) for p in comm.others()]
+            recvs = [(p, torch.zeros(length)) for p in comm.others()]
+            under_way.append((recvs, comm.start_exchange(sends, recvs, f"control/{n}")))
+        for n, (recvs, complete) in enumerate(under_way):
+            arrived = complete()
+            assert isinstance(comm, Lossy) or arrived == [True] * len(recvs)
+            for (peer, tensor), here in zip(recvs, arrived, strict=True):
+                wanted = value(peer, (lengths[n],), torch.float32, what=n + call)
+                same(tensor, wanted if here else torch.zeros_like(wanted))
+
+
 def exchange_of_nothing(comm: Comm) -> None:
     comm.exchange([], [], "control/nothing")
 
@@ -248,6 +265,7 @@ OPERATIONS: list[Check] = [
     exchange_with_everybody,
     exchange_keeps_order,
     try_exchange_says_what_came,
+    several_exchanges_under_way,
     exchange_of_nothing,
     accumulate_in_order,
     stream_in_order,

@@ -7,7 +7,7 @@ messages on its way, is missing. No message, sum or count occurs in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -19,9 +19,10 @@ from decentralised_oracle import LINKS, Array
 from exchange_oracle import Losing, Lost, by_parts, draw, layout_of, nothing, often, own_test, tell_all
 from workers import SIZES, on_threads
 
-from tutti.comm.base import Comm, Message
+from tutti.comm.base import LOST, Comm, Message
 from tutti.comm.lossy import Lossy
 from tutti.comm.metered import metered
+from tutti.comm.threads import World
 from tutti.errors import UserError
 from tutti.exchanges.base import Exchange
 from tutti.exchanges.relay import Relay
@@ -212,8 +213,11 @@ class Noting(Lossy):
         super().__init__(comm, p=0.3, seed=1)
         self.noted, self.calls = lost, 0
 
-    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
-        arrived = super().try_exchange(sends, recvs, tag)
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
+        return partial(self._note, super().start_exchange(sends, recvs, tag), recvs)
+
+    def _note(self, complete: Callable[[], list[bool]], recvs: Sequence[Message]) -> list[bool]:
+        arrived = complete()
         for (peer, _), here in zip(recvs, arrived, strict=True):
             if not here:
                 self.noted.add((self.calls, 0, peer, self.rank))
@@ -308,3 +312,17 @@ def test_without_a_beginning_the_initial_values_are_zero() -> None:
 def test_what_is_no_tree_is_refused_before_anything_is_set_up() -> None:
     with pytest.raises(UserError, match="'one-peer-exponential' holds no tree"):
         parse("relay(one-peer-exponential)", Exchange).check(4)
+
+
+@pytest.mark.parametrize(("spec", "counts"), [("relay(chain)", 1), ("gossip(chain)", 0)])
+def test_messages_are_out_before_anything_has_come(spec: str, counts: int) -> None:
+    world, layout = World(2), layout_of(2)
+    buffer = torch.ones(layout.total, dtype=layout.dtype)
+    complete = parse(spec, Exchange).setup(world.comm(0), layout, "weights/0").start(buffer, 0, 1.0)
+    got = torch.zeros(layout.numel + counts, dtype=layout.dtype)
+    assert world.comm(1).recv(0, got, "weights/0").wait(1.0) is not LOST
+    assert got.eq(1).all()
+    reply = torch.tensor([3.0, 3.0] + [1.0] * counts, dtype=layout.dtype)
+    world.comm(1).send(0, reply, "weights/0")
+    complete()
+    assert buffer[: layout.numel].eq(2).all()

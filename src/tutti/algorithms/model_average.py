@@ -100,7 +100,7 @@ class ModelAverage(Algorithm):
             replica = self._replica
             agree = partial(self._agree, bucket, replica.steps, replica.samples)
             work = partial(self._step_and_agree, agree, bucket, replica.settings_of(bucket))
-            self._pending[bucket.index] = self._lane.submit(work)
+            self._pending[bucket.index] = self._lane.submit_parts(work)
 
     def step(self, replica: Replica) -> None:
         """Bucket by bucket where that is the same as all at once: a bucket is exchanged while the next one steps."""
@@ -121,7 +121,7 @@ class ModelAverage(Algorithm):
 
     def _submit(self, bucket: Bucket, step: int) -> None:
         work = self._agree if self.order == "adapt-first" else self._find_change
-        self._pending[bucket.index] = self._lane.submit(partial(work, bucket, step, self._replica.samples))
+        self._pending[bucket.index] = self._lane.submit_parts(partial(work, bucket, step, self._replica.samples))
 
     def finish(self) -> None:
         if self.order == "adapt-first":
@@ -142,29 +142,36 @@ class ModelAverage(Algorithm):
         waited, self._waited = self._waited, 0.0
         return waited
 
-    # --- on the lane -------------------------------------------------------------------------------------------------
+    # --- on the lane, in two parts -----------------------------------------------------------------------------------
 
-    def _step_and_agree(self, agree: Callable[[], None], bucket: Bucket, settings: dict[str, Any] | None) -> None:
+    def _step_and_agree(
+        self, agree: Callable[[], Callable[[], None]], bucket: Bucket, settings: dict[str, Any] | None
+    ) -> Callable[[], None]:
         if settings is not None:
             self._replica.step_elsewhere(bucket, settings)
-        agree()
+        return agree()
 
-    def _agree(self, bucket: Bucket, step: int, samples: float) -> None:
-        self._exchange(bucket, bucket.spacious, step, samples)
+    def _agree(self, bucket: Bucket, step: int, samples: float) -> Callable[[], None]:
+        return self._exchange(bucket, bucket.spacious, step, samples)
 
-    def _find_change(self, bucket: Bucket, step: int, samples: float) -> None:
+    def _find_change(self, bucket: Bucket, step: int, samples: float) -> Callable[[], None]:
         """What agreeing would change; added behind the step."""
         change = self._changes[bucket.index].copy_(bucket.spacious)
-        self._exchange(bucket, change, step, samples)
-        change[: bucket.layout.numel] -= bucket.weights
+        complete = self._exchange(bucket, change, step, samples)
 
-    def _exchange(self, bucket: Bucket, buffer: Tensor, step: int, samples: float) -> None:
+        def subtract() -> None:
+            complete()
+            change[: bucket.layout.numel] -= bucket.weights
+
+        return subtract
+
+    def _exchange(self, bucket: Bucket, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
         exchange, numel = self._exchanges[bucket.index], bucket.layout.numel
         scale = exchange.scale(samples)
         if scale != 1:
             buffer[:numel] *= scale
         buffer[numel:] = 1  # every slice counts as used; the last element is the exchange's to fill
-        exchange.agree(buffer, step, samples)
+        return exchange.start(buffer, step, samples)
 
     # --- state -------------------------------------------------------------------------------------------------------
 

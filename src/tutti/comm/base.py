@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import torch
@@ -83,8 +84,17 @@ class Comm(ABC):
     def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
         """As `exchange`, and which of the receives have arrived: a wire that loses messages sends none of them again.
         The tensor of one that has not arrived holds what it held before."""
-        self.exchange(sends, recvs, tag)
-        return [True] * len(recvs)
+        return self.start_exchange(sends, recvs, tag)()
+
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
+        """`try_exchange` in two parts: the function returned completes it. Several may be under way and nothing else,
+        if all workers start and complete them in the same order; a wire that can sends from here on."""
+
+        def complete() -> list[bool]:
+            self.exchange(sends, recvs, tag)
+            return [True] * len(recvs)
+
+        return complete
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """As `exchange`, but what comes in is added to the one-dimensional tensors, in the order given."""
@@ -213,6 +223,9 @@ class Comm(ABC):
 class Lane:
     """A worker's communication thread: functions run on it one after another, in the order they were submitted.
 
+    Of those in two parts the second part of one runs behind the first part of the next, if that one is there already:
+    the wire has something to do while one is completed.
+
     On CUDA it has a stream of its own that waits for what was submitted and is waited for by whoever waits.
     """
 
@@ -227,7 +240,13 @@ class Lane:
         self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> Pending:
-        job = _Job(work, self._stream)
+        return self._submit(_Job(self._stream, rest=work))
+
+    def submit_parts(self, work: Callable[[], Callable[[], None]]) -> Pending:
+        """The first part returns the second."""
+        return self._submit(_Job(self._stream, first=work))
+
+    def _submit(self, job: _Job) -> Pending:
         with self._wake:
             if self._closed:
                 raise RuntimeError("the lane is closed")
@@ -248,39 +267,64 @@ class Lane:
             self._thread.join()
 
     def _work(self) -> None:
+        begun: _Job | None = None  # and not complete
         while True:
             with self._wake:
-                while not self._jobs and not self._closed:
+                while not self._jobs and begun is None and not self._closed:
                     self._wake.wait()
-                if not self._jobs:
+                if not self._jobs and begun is None:
                     return
-                job = self._jobs.pop(0)
-            begin = self.comm.clock.now()
-            job.run()
-            self.busy.append((begin, self.comm.clock.now()))
-            job.finished.set()
+                free = begun is None or (begun.has_parts and bool(self._jobs) and self._jobs[0].has_parts)
+                job = self._jobs.pop(0) if free else None
+            if job is not None:
+                self._time(job.begin)
+            if begun is not None:
+                self._time(begun.complete)
+                begun.finished.set()
+            begun = job
+
+    def _time(self, part: Callable[[], None]) -> None:
+        begin = self.comm.clock.now()
+        part()
+        self.busy.append((begin, self.comm.clock.now()))
 
 
 class _Job(Pending):
-    """One function on the lane, with the CUDA events around it where there is a stream."""
+    """A function on the lane, in two parts or (`rest`) in one, with the CUDA events around it if there is a stream."""
 
-    def __init__(self, work: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
+    def __init__(
+        self,
+        stream: torch.cuda.Stream | None,
+        first: Callable[[], Callable[[], None]] | None = None,
+        rest: Callable[[], None] | None = None,
+    ) -> None:
         self.finished = threading.Event()
-        self._work, self._stream = work, stream
+        self.has_parts = first is not None
+        self._first, self._rest, self._stream = first, rest, stream
         self._error: BaseException | None = None
         self._ready = torch.cuda.current_stream(stream.device).record_event() if stream is not None else None
         self._done: torch.cuda.Event | None = None
 
-    def run(self) -> None:
+    def begin(self) -> None:
+        with self._on_stream():
+            if self._stream is not None and self._ready is not None:
+                self._stream.wait_event(self._ready)
+            if self._first is not None:
+                self._rest = self._first()
+
+    def complete(self) -> None:
+        with self._on_stream():
+            if self._rest is not None:
+                self._rest()
+            if self._stream is not None:
+                self._done = self._stream.record_event()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Errors are for whoever waits."""
         try:
-            if self._stream is None:
-                self._work()
-            else:
-                with torch.cuda.stream(self._stream):
-                    assert self._ready is not None
-                    self._stream.wait_event(self._ready)
-                    self._work()
-                    self._done = self._stream.record_event()
+            with torch.cuda.stream(self._stream):  # None changes nothing
+                yield
         except BaseException as error:
             self._error = error
 

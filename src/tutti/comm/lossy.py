@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -113,17 +113,25 @@ class Lossy(Metered):
         self._wait_for_copies(out, into)
         self.meter.count(tag, copies, recvs, self.clock.now() - begun)
 
-    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
         if not self.loss.strikes(tag):
-            return super().try_exchange(sends, recvs, tag)
-        begun = self.clock.now()
+            return super().start_exchange(sends, recvs, tag)
         for peer, _ in sends:
             self.meter.count_lost(tag, peer, int(self.loss.draw(self._next_sent(peer, tag))))
         arrived = [not self.loss.draw(self._next_received(peer, tag)) for peer, _ in recvs]
         landings = [_aside(message) if not here else message for message, here in zip(recvs, arrived, strict=True)]
-        self.inner.exchange(sends, landings, tag)
-        self.meter.count(tag, sends, list(itertools.compress(recvs, arrived)), self.clock.now() - begun)
-        return arrived
+        started = self.clock.now()
+        complete = self.inner.start_exchange(sends, landings, tag)
+        seconds = self.clock.now() - started
+
+        def count() -> list[bool]:
+            begun = self.clock.now()
+            complete()
+            here = list(itertools.compress(recvs, arrived))
+            self.meter.count(tag, sends, here, seconds + self.clock.now() - begun)
+            return arrived
+
+        return count
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         if not self.loss.strikes(tag):

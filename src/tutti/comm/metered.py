@@ -119,11 +119,18 @@ class Metered(Comm):
         self.inner.exchange(sends, recvs, tag)
         self.meter.count(tag, sends, recvs, self.clock.now() - begun)
 
-    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
-        begun = self.clock.now()
-        arrived = self.inner.try_exchange(sends, recvs, tag)
-        self.meter.count(tag, sends, list(compress(recvs, arrived)), self.clock.now() - begun)
-        return arrived
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
+        started = self.clock.now()
+        complete = self.inner.start_exchange(sends, recvs, tag)
+        seconds = self.clock.now() - started
+
+        def count() -> list[bool]:
+            begun = self.clock.now()
+            arrived = complete()
+            self.meter.count(tag, sends, list(compress(recvs, arrived)), seconds + self.clock.now() - begun)
+            return arrived
+
+        return count
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         begun = self.clock.now()

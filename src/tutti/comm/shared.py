@@ -17,7 +17,7 @@ import mmap
 import os
 import platform
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,11 @@ class SharedComm(TcpComm):
         received = [self.recv(peer, tensor, tag) for peer, tensor in missing]
         for each in (*received, *sent):
             each.wait()
+
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
+        if all(tensor.nbytes <= _SHORT for _, tensor in (*sends, *recvs)):
+            return Comm.start_exchange(self, sends, recvs, tag)
+        return super().start_exchange(sends, recvs, tag)
 
     def _fetch(self, code: int, messages: Sequence[Message]) -> list[Message]:
         """Take those that are there and return the others; of one peer's none before those that come first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -29,8 +29,8 @@ class Subset(Comm):
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         self._inner.exchange(self._beneath(sends), self._beneath(recvs), tag)
 
-    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
-        return self._inner.try_exchange(self._beneath(sends), self._beneath(recvs), tag)
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
+        return self._inner.start_exchange(self._beneath(sends), self._beneath(recvs), tag)
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         self._inner.accumulate(self._beneath(sends), self._beneath(recvs), tag)

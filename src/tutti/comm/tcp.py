@@ -79,10 +79,18 @@ class TcpComm(Comm):
         return receive
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
+        TcpComm.start_exchange(self, sends, recvs, tag)()
+
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
         sent = [self.send(peer, tensor, tag) for peer, tensor in sends]  # first: others may be waiting for it
         received = [self.recv(peer, tensor, tag) for peer, tensor in recvs]
-        for each in (*received, *sent):
-            each.wait()
+
+        def complete() -> list[bool]:
+            for each in (*received, *sent):
+                each.wait()
+            return [True] * len(received)
+
+        return complete
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         if len(recvs) != 1 or not recvs[0][1].is_cpu:

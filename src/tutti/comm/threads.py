@@ -80,11 +80,19 @@ class ThreadsComm(Comm):
         return _Receive(self, peer, tensor, tag)
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
+        self.start_exchange(sends, recvs, tag)()
+
+    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
         posted = [self._post(peer, tensor, tag) for peer, tensor in sends]
-        for peer, tensor in recvs:
-            _Receive(self, peer, tensor, tag).wait()
-        for pending in posted:
-            pending.wait()
+
+        def complete() -> list[bool]:
+            for peer, tensor in recvs:
+                _Receive(self, peer, tensor, tag).wait()
+            for pending in posted:
+                pending.wait()
+            return [True] * len(recvs)
+
+        return complete
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         self._grouped_only()

@@ -1,14 +1,17 @@
 """The contract of an exchange: how the workers come to agree on one buffer.
 
 `setup` returns a copy bound to one comm and one layout (one per bucket); `agree` blocks and works in place. It runs on
-the lane while backward goes on, or on the main thread after it.
+the lane while backward goes on, or on the main thread after it. `start` is the same in two parts, so that the messages
+of one bucket are under way while another is completed.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -48,6 +51,11 @@ class Exchange(Member):
     @abstractmethod
     def agree(self, buffer: Tensor, step: int, samples: float) -> None:
         """Turn this worker's scaled buffer (see `layout`) into what all agree on; `samples` is what it stands for."""
+
+    def start(self, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
+        """`agree` in two parts: the function returned completes it, and the buffer is not to be touched meanwhile.
+        Those whose messages do not wait for others send them in the first part."""
+        return partial(self.agree, buffer, step, samples)
 
     def begin(self, buffer: Tensor) -> None:
         """What all workers have in common before the first `agree`; those that need it keep a copy."""

@@ -16,6 +16,7 @@ the weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -69,17 +70,25 @@ class Gossip(Exchange):
         return self._find_matrices(workers, step)[0] if self.topology.parts == 1 else None
 
     def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+        self.start(buffer, step, samples)()
+
+    def start(self, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
         if self.topology.changing and step != self._matrices[0]:
             self._matrices = step, self._find_matrices(self.comm.size, step)
         pieces = buffer[: self.layout.numel].tensor_split(self.topology.parts)
         meetings = [self._meet(at, piece, step) for at, piece in enumerate(pieces)]
         sends = [message for meeting in meetings for message in meeting.sends]
         recvs = [message for meeting in meetings for message in meeting.recvs()]
-        arrived = self.comm.try_exchange(sends, recvs, self.tag)
-        for meeting in meetings:
-            count = len(meeting.senders)
-            meeting.mix(arrived[:count])
-            arrived = arrived[count:]
+        exchanged = self.comm.start_exchange(sends, recvs, self.tag)
+
+        def complete() -> None:
+            arrived = exchanged()
+            for meeting in meetings:
+                count = len(meeting.senders)
+                meeting.mix(arrived[:count])
+                arrived = arrived[count:]
+
+        return complete
 
     def _meet(self, at: int, piece: Tensor, step: int) -> Meeting:
         rank, size = self.comm.rank, self.comm.size

@@ -27,7 +27,7 @@ Paper: Vogels et al., "RelaySum for decentralized deep learning on heterogeneous
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -105,19 +105,27 @@ class Relay(Exchange):
             branch.start.copy_(piece)
 
     def agree(self, buffer: Tensor, step: int, samples: float) -> None:
+        self.start(buffer, step, samples)()
+
+    def start(self, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
         branches = list(self._pieces(buffer))
         for branch, piece in branches:
             branch.fill(piece)
-        arrived = self.comm.try_exchange(
+        exchanged = self.comm.start_exchange(
             [message for branch in self._branches for message in zip(branch.neighbours, branch.out, strict=True)],
             [message for branch in self._branches for message in zip(branch.neighbours, branch.landing, strict=True)],
             self.tag,
         )
-        for branch, piece in branches:
-            count = len(branch.neighbours)
-            branch.take(arrived[:count], self.lost)
-            arrived = arrived[count:]
-            branch.combine(piece, self.comm.size, self.missing)
+
+        def complete() -> None:
+            arrived = exchanged()
+            for branch, piece in branches:
+                count = len(branch.neighbours)
+                branch.take(arrived[:count], self.lost)
+                arrived = arrived[count:]
+                branch.combine(piece, self.comm.size, self.missing)
+
+        return complete
 
     def _pieces(self, buffer: Tensor) -> Iterator[tuple[Branch, Tensor]]:
         return zip(self._branches, buffer[: self.layout.numel].tensor_split(self.topology.parts), strict=True)

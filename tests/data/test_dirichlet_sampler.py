@@ -124,6 +124,9 @@ def test_where_nobody_says_it_has_to_be_told(given: dict[str, int]) -> None:
         ({"alpha": 0}, "alpha of 'dirichlet' must be between 0.0001 and 1000000, not 0.0"),
         ({"alpha": float("nan")}, "alpha of 'dirichlet' takes a number such as 0.1, not 'nan'"),
         ({"labels": torch.rand(10)}, "needs one class per sample"),
+        ({"labels": ["cat", "dog"]}, "^DirichletSampler takes the class of every sample: a sequence of integers"),
+        ({"labels": None}, "^DirichletSampler takes the class of every sample: a sequence of integers"),
+        ({"labels": 5}, "^DirichletSampler takes the class of every sample: a sequence of integers"),
     ],
 )
 def test_mistakes_get_a_sentence(given: dict[str, object], sentence: str) -> None:

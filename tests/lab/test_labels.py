@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sample_records import make_empty, make_race, make_record
 
-from tutti.lab.labels import describe_choices, describe_conditions, join, make_labels, shorten
+from tutti.lab.labels import describe_choices, describe_conditions, describe_rates, join, make_labels, shorten
 
 LONG = "gradient-average(all-reduce(ring), bucket={}MiB)"
 
@@ -38,6 +38,17 @@ def test_labels_are_distinct_and_short_whatever_the_names() -> None:
 def test_choices_of_those_that_had_one() -> None:
     records = [make_record("a", choices={"bucket": "2MiB", "route": "ring"}), make_record("b"), make_empty("c")]
     assert describe_choices(records, ["one", "two", "three"]) == ["one chose bucket 2MiB, route ring"]
+
+
+def test_whose_learning_rate_is_which_where_they_differ() -> None:
+    records = [make_record("a"), make_record("b"), make_record("c")]
+    for record in records[:2]:
+        record.plan["lr"] = 0.1
+    assert " · lr 0.1 · " in describe_conditions(records)
+    assert describe_rates(records[:2], ["a", "b"]) == []
+    records[1].plan["lr"] = 0.32
+    assert describe_rates(records, ["a", "b", "c"]) == ["lr: a 0.1, b 0.32"]
+    assert " · lr 0.1 and 0.32 · " in describe_conditions(records)
 
 
 def test_conditions() -> None:

@@ -333,7 +333,7 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     files |= {"model": args.save} if args.save else {}
     console.print("\n".join(f"{what}: {path}" for what, path in files.items()), highlight=False, soft_wrap=True)
     for said in describe_own_models(records):
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        console.print(said, highlight=False, markup=False, soft_wrap=not stream.isatty())
     console.print(finding(records))
     if args.json is not None:
         write_json([record.row() for record in records], args.json)

@@ -49,7 +49,7 @@ class DirichletSampler(Sampler[int]):
         if not 0 <= rank < workers:
             raise UserError(f"there is no rank {rank} among {workers} workers: ranks go from 0 to {workers - 1}")
         self.rank, self.seed, self.shuffle = rank, seed, shuffle
-        targets = torch.as_tensor(labels)
+        targets = _read_labels(labels)
         self.share = parse(f"dirichlet({float(alpha)!r})", Partition).split(targets, workers, seed)[rank]
         self._length = len(targets) // workers if drop_last else len(self.share)
         self._epoch = 0
@@ -66,6 +66,17 @@ class DirichletSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return self._length
+
+
+def _read_labels(labels: Tensor | Sequence[int] | np.ndarray) -> Tensor:
+    try:
+        targets = torch.as_tensor(labels)
+        len(targets)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            "DirichletSampler takes the class of every sample: a sequence of integers, or a tensor or array of them"
+        ) from None
+    return targets
 
 
 def _find_place() -> tuple[int, int]:

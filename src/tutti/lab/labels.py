@@ -57,14 +57,15 @@ def _repeated(labels: list[str]) -> bool:
 
 
 def describe_conditions(records: list[Record]) -> str:
-    """What the runs have in common, on one line: task, model, whose samples are whose, batch, length, workers, network,
-    losses, machine, versions, date."""
+    """What the runs have in common, on one line: task, model, whose samples are whose, batch, learning rate, length,
+    workers, network, losses, machine, versions, date."""
     partitions = [find_partition(record) for record in records]
     parts = [
         _each("{}", [r.plan.get("task") for r in records]),
         _each("{}", [r.plan.get("model") or _parameters(r) for r in records]),
         _each("{}", partitions if set(partitions) != {"iid"} else []),
         _each("global batch {}", [r.plan.get("global_batch") for r in records]),
+        _each("lr {}", find_rates(records)),
         _count("step", [r.plan.get("steps") for r in records]),
         _count("epoch", [r.plan.get("epochs") for r in records]),
         _count("worker", [r.workers for r in records]),
@@ -77,6 +78,20 @@ def describe_conditions(records: list[Record]) -> str:
         _each("{}", [r.begun[:10] for r in records]),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def describe_rates(records: list[Record], labels: list[str]) -> list[str]:
+    """Whose learning rate is which, where they differ."""
+    rates = find_rates(records)
+    if len(set(rates)) < 2:
+        return []
+    return ["lr: " + ", ".join(f"{label} {rate}" for label, rate in zip(labels, rates, strict=True) if rate)]
+
+
+def find_rates(records: list[Record]) -> list[str]:
+    """Learning rates; nothing where a record has none."""
+    rates = [record.plan.get("lr") for record in records]
+    return ["" if rate is None else f"{rate:g}" for rate in rates]
 
 
 def _network(record: Record) -> str:

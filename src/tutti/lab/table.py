@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.lab.figures import Figures, find_baseline, read_figures
-from tutti.lab.labels import describe_choices, describe_conditions, join, make_labels, shorten
+from tutti.lab.labels import describe_choices, describe_conditions, describe_rates, join, make_labels, shorten
 from tutti.lab.record import Record
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
 
@@ -119,7 +119,8 @@ def _caption(records: list[Record], figures: list[Figures]) -> Text:
     if not records:
         return Text("no records")
     notes = [note for source, note in _NOTES.items() if any(each.source == source for each in figures)]
-    chosen = describe_choices(records, [each.label for each in figures])
+    labels = [each.label for each in figures]
+    chosen = describe_rates(records, labels) + describe_choices(records, labels)
     return Text("\n".join(filter(None, [describe_conditions(records), "; ".join(notes), *chosen])))
 
 

@@ -25,6 +25,7 @@ _EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
+    args = argparse.Namespace()
     try:
         args = make_parser().parse_args(argv)
         return int(args.command(args))
@@ -38,15 +39,16 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join([f"tutti: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return _interrupted()
+        return _interrupted(args)
     except Exception as error:
         if type(error).__name__ != "SignalException":  # torch's launcher turns signals into this
             raise
-        return _interrupted()
+        return _interrupted(args)
 
 
-def _interrupted() -> int:
-    print("tutti: interrupted; nothing is left running", file=sys.stderr)
+def _interrupted(args: argparse.Namespace) -> int:
+    again = "; the same command goes on where it was" if getattr(args, "goes_on", False) else ""
+    print(f"tutti: interrupted; nothing is left running{again}", file=sys.stderr)
     return 130
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,16 @@ def test_a_page_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_page_of_some_records(folder: Path) -> None:
     assert main(["report", str(folder / "02-ddp.json")]) == 0
     assert "<h1>ddp on digits</h1>" in (folder / "report.html").read_text()
+
+
+def test_a_studys_own_page_is_left_alone(folder: Path) -> None:
+    (folder / "report.html").write_text("the study's")
+    for path in folder.glob("*.json"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "command": "tutti study drops --quick"}))
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "report.html").read_text() == "the study's"
+    assert (folder / "runs.html").exists()
 
 
 def test_a_page_somewhere_else(folder: Path, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_where_nobody_says_it_has_to_be_told(given: dict[str, int]) -> None:
         ({"rank": 4}, "there is no rank 4 among 4 workers: ranks go from 0 to 3"),
         ({"rank": -1}, "there is no rank -1 among 4 workers"),
         ({"workers": 104}, "104 workers cannot share 103 samples"),
-        ({"alpha": 0}, "alpha of 'dirichlet' must be between 0.0001 and 1000000, not 0.0"),
+        ({"alpha": 0}, "alpha of 'dirichlet' must be between 0.0001 and 1000000, not 0"),
         ({"alpha": float("nan")}, "alpha of 'dirichlet' takes a number such as 0.1, not 'nan'"),
         ({"labels": torch.rand(10)}, "needs one class per sample"),
         ({"labels": ["cat", "dog"]}, "^DirichletSampler takes the class of every sample: a sequence of integers"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tutti.commands.base import Commands
     from tutti.lab.explain import Explanation
 
+_MOST_WORKERS = 256  # beyond, the routes' formulas take minutes
 _EXAMPLES = """
   tutti explain all-reduce                                            four workers, 25 MiB, links of 1 Gbit/s
   tutti explain all-reduce --workers 4 --bytes 37MB --bandwidth 1Gbit --latency 0.1ms
@@ -73,6 +74,8 @@ def _read(args: argparse.Namespace) -> Explanation:
     nbytes = parse_quantity(args.bytes, Bytes, "--bytes")
     bandwidth = parse_quantity(args.bandwidth, Rate, "--bandwidth")
     latency = parse_quantity(args.latency, Seconds, "--latency")
+    if args.workers > _MOST_WORKERS:
+        raise UserError(f"--workers {args.workers} is more than can be worked out here: take up to {_MOST_WORKERS}")
     if args.workers < 2:
         raise UserError("one worker sends nothing, by any route: there is something to explain from --workers 2 on")
     if nbytes < 1:

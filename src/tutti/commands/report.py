@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tutti.commands.base import add_command, check_file, write_text
+from tutti.commands.base import add_command, check_file
 
 if TYPE_CHECKING:
     from tutti.commands.base import Commands
@@ -22,14 +22,19 @@ _EXAMPLES = """
 def add(commands: Commands) -> None:
     parser = add_command(commands, "report", _report, "make a page of what was measured", _EXAMPLES)
     parser.add_argument("records", metavar="RECORDS", nargs="+", type=Path, help="records of runs, or folders of them")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html beside the first)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page (default: report.html beside the first; runs.html beside a study's)",
+    )
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     parser.add_argument("--csv", metavar="FILE", help="a row of figures per record as well; - is standard output")
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="a run for TensorBoard per record as well")
 
 
 def _report(args: argparse.Namespace) -> int:
-    from tutti.lab.export import flatten, make_csv, write_csv, write_tensorboard
+    from tutti.lab.export import write_csv, write_tensorboard
     from tutti.lab.report.find import load_records, passed_over
 
     records = load_records(args.records)
@@ -37,15 +42,15 @@ def _report(args: argparse.Namespace) -> int:
     if left_out:
         print(f"tutti: left out, as they are no records of runs: {', '.join(left_out)}", file=sys.stderr)
     first: Path = args.records[0]
-    out: Path = args.out or (first if first.is_dir() else first.parent) / "report.html"
+    told = any(record.command.startswith(("tutti study ", "tutti reproduce ")) for record in records)
+    name = "runs.html" if told else "report.html"  # a study has told its story there
+    out: Path = args.out or (first if first.is_dir() else first.parent) / name
     check_file(str(out), "--out")
     check_file(args.csv, "--csv")
     if args.tensorboard is not None:
         write_tensorboard(records, args.tensorboard)
-    if args.csv == "-":
-        write_text(make_csv([flatten(record) for record in records]), "-")
-    elif args.csv is not None:
-        write_csv(records, Path(args.csv))
+    if args.csv is not None:
+        write_csv(records, args.csv)
 
     from tutti.lab.report.page import write_report
 

@@ -23,6 +23,7 @@ _OUT = Path("runs") / "reproduce"
 def add(commands: Commands) -> None:
     text = "measure here what a document has published, and judge its claims"
     parser = add_command(commands, "reproduce", _reproduce, text, _EXAMPLES)
+    parser.set_defaults(goes_on=True)
     parser.add_argument("name", metavar="NAME", nargs="?", help="which one (default: list them)")
     add_inquiry(parser, "less of everything: within ten minutes on two cores", str(_OUT))
 

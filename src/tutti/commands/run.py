@@ -137,7 +137,7 @@ def _add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     results.add_argument("--out", type=Path, metavar="DIR", help="where records and picture go (default: runs/DATE)")
     results.add_argument("--resume", action="store_true", help="keep the finished runs that are in --out already")
     results.add_argument("--json", metavar="FILE", help="write the results as JSON; - is standard output")
-    results.add_argument("--csv", type=Path, metavar="FILE", help="write the results as a table for other programs")
+    results.add_argument("--csv", metavar="FILE", help="write the results as CSV, for other programs; - likewise")
     results.add_argument("--tensorboard", type=Path, metavar="DIR", help="write every run for TensorBoard")
     results.add_argument("--quiet", action="store_true", help="no progress")
     return results
@@ -167,8 +167,10 @@ def _run(args: argparse.Namespace) -> int:
         if speaks:
             _check_save(args, entries)
             check_folder(out, "--out")
+            if args.json == args.csv == "-":
+                raise UserError("--json and --csv cannot both go to standard output; give one of them a file")
             check_file(args.json, "--json")
-            check_file(args.csv and str(args.csv), "--csv")
+            check_file(args.csv, "--csv")
         with (
             _no_empty_folder(out) if made_here else nullcontext(),
             network.open(options.workers) as fabric,
@@ -324,7 +326,7 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     from tutti.lab.report.page import write_report
     from tutti.lab.table import describe_own_models, finding, make_table
 
-    stream = sys.stderr if args.json == "-" else sys.stdout
+    stream = sys.stderr if "-" in (args.json, args.csv) else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH)
     console.print(make_table(records))
     draw(records, out / "compare.png")

@@ -27,6 +27,7 @@ _OUT = Path("runs") / "study"
 def add(commands: Commands) -> None:
     text = "find out what follows from a choice, over many settings and several seeds"
     parser = add_command(commands, "study", _study, text, _EXAMPLES)
+    parser.set_defaults(goes_on=True)
     parser.usage = "tutti study [-h] [NAME [OPTION ...]]"
     which = "which one, and its own options, which its --help shows (default: list them)"
     parser.add_argument("words", metavar="NAME [OPTION ...]", nargs=argparse.REMAINDER, help=which)

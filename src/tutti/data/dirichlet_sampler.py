@@ -25,7 +25,7 @@ from tutti.spec import parse
 
 
 class DirichletSampler(Sampler[int]):
-    """The samples of one worker, in another order in every epoch.
+    """The samples of one worker; in another order in every epoch, if `set_epoch` is called before it.
 
     How many workers there are and which this is it asks torch.distributed or, where that is not initialised, the
     launcher's RANK and WORLD_SIZE. Shares differ by at most one sample; with `drop_last` whoever has one more leaves
@@ -50,7 +50,7 @@ class DirichletSampler(Sampler[int]):
             raise UserError(f"there is no rank {rank} among {workers} workers: ranks go from 0 to {workers - 1}")
         self.rank, self.seed, self.shuffle = rank, seed, shuffle
         targets = _read_labels(labels)
-        self.share = parse(f"dirichlet({float(alpha)!r})", Partition).split(targets, workers, seed)[rank]
+        self.share = parse(f"dirichlet({alpha})", Partition).split(targets, workers, seed)[rank]
         self._length = len(targets) // workers if drop_last else len(self.share)
         self._epoch = 0
 

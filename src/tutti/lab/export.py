@@ -78,8 +78,13 @@ def make_csv(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def write_csv(records: list[Record], path: Path) -> None:
-    write_whole(make_csv([flatten(record) for record in records]), path)
+def write_csv(records: list[Record], to: str) -> None:
+    """A row for every record, to a file or, where it is called -, to standard output."""
+    text = make_csv([flatten(record) for record in records])
+    if to == "-":
+        print(text, end="")
+    else:
+        write_whole(text, Path(to))
 
 
 # --- TensorBoard -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -132,14 +133,16 @@ def _describe_winners(sizes: dict[int, list[Row]]) -> str:
             spans[-1] = (spans[-1][0] & fastest, spans[-1][1], nbytes)
         else:
             spans.append((fastest, nbytes, nbytes))
-    texts = [f"{_choose(names, sizes)} {_describe_span(begin, end)}" for names, begin, end in spans]
+    texts = [f"{_choose(names, sizes, begin, end)} {_describe_span(begin, end)}" for names, begin, end in spans]
     return f"fastest, alone or within noise, is {', '.join(texts)}"
 
 
-def _choose(names: set[str], sizes: dict[int, list[Row]]) -> str:
-    """Of routes that are equal, the one with the smallest median at the largest size."""
-    largest = sorted(sizes[max(sizes)], key=lambda row: row.seconds)
-    return next((row.route for row in largest if row.route in names), "none that is right")
+def _choose(names: set[str], sizes: dict[int, list[Row]], begin: int, end: int) -> str:
+    """Of routes that are equal from here to there, the one whose medians are smallest."""
+    logs = dict.fromkeys(sorted(names), 0.0)
+    for row in (row for nbytes, rows in sizes.items() if begin <= nbytes <= end for row in rows if row.route in names):
+        logs[row.route] += math.log(row.seconds)
+    return min(logs, key=logs.__getitem__, default="none that is right")
 
 
 def _describe_span(begin: int, end: int) -> str:

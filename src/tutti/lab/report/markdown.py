@@ -82,7 +82,8 @@ class MarkdownPage:
 
 
 def _row(cells: Sequence[str | Cell]) -> str:
-    return f"| {' | '.join(_words(cell).replace('|', chr(92) + '|').replace(chr(10), ', ') for cell in cells)} |"
+    texts = (_words(cell).replace("|", r"\|").replace(",\n", ", ").replace("\n", ", ") for cell in cells)
+    return f"| {' | '.join(texts)} |"
 
 
 def _words(cell: str | Cell) -> str:

@@ -191,10 +191,18 @@ def _stands(grid: _Grid, name: str) -> Claim:
         "at most 1 point below, in the mean over the seeds",
         f"{', '.join(ends)}: {say_points(-fall)}",
         "holds" if stands else "does not hold",
-        "A lost message takes its count with it, so that the mean is one of fewer contributions, and unbiased."
-        if stands
-        else "What is lost near the root takes many contributions with it; what is left leans to those nearby.",
+        _explain_relay(name, stands),
     )
+
+
+def _explain_relay(name: str, stands: bool) -> str:
+    exchange = parse(read_algorithm(name), Algorithm).members()["exchange"]
+    if getattr(exchange, "lost", "") == "last":
+        kept = "The message before a lost one stands in for it: everybody still counts once, some a step older"
+        return f"{kept}." if stands else f"{kept}, and here that is too old."
+    if stands:
+        return "A lost message takes its count with it, so that the mean is one of fewer contributions, and unbiased."
+    return "What is lost near the root takes many contributions with it; what is left leans to those nearby."
 
 
 def _explain(grid: _Grid) -> list[str]:
@@ -236,8 +244,10 @@ def _point(grid: _Grid, name: str, loss: float) -> Point:
 def _make_table(grid: _Grid) -> Table:
     rows = []
     for name in grid.algorithms:
-        ends = [grid.at(name, loss) for loss in grid.losses]
-        lr = Cell(" ".join(dict.fromkeys(f"{end.plan['lr']:g}" for end in ends)))
-        rows.append([Cell(name), lr, *(end.write(end.accuracy, 1, 100) for end in ends)])
+        ends = {loss: grid.at(name, loss) for loss in grid.losses}
+        lr = Cell(" ".join(dict.fromkeys(f"{end.plan['lr']:g}" for end in ends.values())))
+        run = {loss for loss in ends if loss == 0 or name in grid.tolerant}
+        cells = [end.write(end.accuracy, 1, 100) if loss in run else Cell("sent again") for loss, end in ends.items()]
+        rows.append([Cell(name), lr, *cells])
     header = ("algorithm", "lr", *(f"{_percent(loss)}\nlost" for loss in grid.losses))
     return Table(header, rows, f"Test accuracy in % of the mean model at the end; {grid.study.spread}.")

@@ -104,9 +104,10 @@ def test_a_user_who_puts_another_gradient_in_place() -> None:
 def test_buckets_follow_the_parameters_backwards() -> None:
     assert names_of(replica_of(small_model())) == [["2.bias", "2.weight", "0.bias", "0.weight"]]
     # in bytes: 16, 64, 32, 96
-    assert names_of(replica_of(small_model(), 80)) == [["2.bias", "2.weight"], ["0.bias"], ["0.weight"]]
-    assert names_of(replica_of(small_model(), 79)) == [["2.bias"], ["2.weight"], ["0.bias"], ["0.weight"]]
-    assert names_of(replica_of(small_model(), 112)) == [["2.bias", "2.weight", "0.bias"], ["0.weight"]]
+    assert names_of(replica_of(small_model(), 80)) == [["2.bias", "2.weight"], ["0.bias", "0.weight"]]
+    assert names_of(replica_of(small_model(), 81)) == [["2.bias", "2.weight", "0.bias"], ["0.weight"]]
+    assert names_of(replica_of(small_model(), 32)) == [["2.bias", "2.weight"], ["0.bias"], ["0.weight"]]
+    assert names_of(replica_of(small_model(), 16)) == [["2.bias"], ["2.weight"], ["0.bias"], ["0.weight"]]
 
 
 def test_one_bucket_per_tensor_with_0() -> None:
@@ -159,7 +160,7 @@ def test_buckets_stand_in_the_order_in_which_backward_completes_them() -> None:
 def test_the_first_bucket_may_be_smaller_than_the_others() -> None:
     # in bytes: 16, 64, 32, 96
     assert names_of(replica_of(small_model(), 208, first=16)) == [["2.bias"], ["2.weight", "0.bias", "0.weight"]]
-    assert names_of(replica_of(small_model(), 112, first=20)) == [["2.bias"], ["2.weight", "0.bias"], ["0.weight"]]
+    assert names_of(replica_of(small_model(), 96, first=16)) == [["2.bias"], ["2.weight", "0.bias"], ["0.weight"]]
     assert names_of(replica_of(small_model(), 208, first=80)) == [["2.bias", "2.weight"], ["0.bias", "0.weight"]]
     assert names_of(replica_of(small_model(), 208, first=0))[0] == ["2.bias"]
     assert names_of(replica_of(small_model(), 0, first=0)) == names_of(replica_of(small_model(), 0))
@@ -167,14 +168,15 @@ def test_the_first_bucket_may_be_smaller_than_the_others() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize(("nbytes", "first"), [(300, 100), (300, 300), (1000, 40), (64, 0)])
-def test_no_bucket_is_too_large_whatever_the_groups(groups: int, nbytes: int, first: int) -> None:
+def test_no_bucket_goes_on_when_it_is_full_whatever_the_groups(groups: int, nbytes: int, first: int) -> None:
     model = nn.Sequential(*(nn.Linear(1 + k % 3, 2 + k % 4) for k in range(9)))
     every = list(model.parameters())
     optimizer = torch.optim.SGD([{"params": every[k::groups]} for k in range(groups)], lr=0.1)
     replica = replica_of(model, nbytes, optimizer, first)
     for bucket in replica.buckets:
-        limit = nbytes if bucket.index else first
-        assert len(bucket.parameters) == 1 or sum(p.nbytes for p in bucket.parameters) <= limit
+        before = sum(p.nbytes for p in bucket.parameters[:-1])
+        assert before < nbytes or len(bucket.parameters) == 1
+    assert sum(p.nbytes for p in replica.buckets[0].parameters[:-1]) < max(first, 1)
     assert sorted(name for names in names_of(replica) for name in names) == sorted(dict(model.named_parameters()))
 
 

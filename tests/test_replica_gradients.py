@@ -71,7 +71,7 @@ def test_while_paused_gradients_add_up_and_nothing_is_handed_on(set_to_none: boo
                 loss_of(model, batch_of(0, step)).backward()
         assert not handed
         loss_of(model, batch_of(0, 2)).backward()
-        assert ([b.index for b in handed], ends) == ([0, 1, 2], [1])
+        assert ([b.index for b in handed], ends) == ([0, 1], [1])
         for step in range(3):
             loss_of(plain, batch_of(0, step)).backward()
         assert all(torch.equal(a, b) for a, b in zip(gradients(model), gradients(plain), strict=True))

@@ -114,7 +114,7 @@ class Replica:
     # --- buckets -----------------------------------------------------------------------------------------------------
 
     def make_buckets(self, nbytes: int, on_bucket: Callable[[Bucket], None], first: int | None = None) -> None:
-        """Cut the parameters into buckets of about `nbytes` (0: one per tensor) and watch their gradients.
+        """Cut the parameters into buckets of `nbytes` or a little more (0: one per tensor) and watch their gradients.
 
         The first may be smaller, so that there is something to send soon. Called again, it cuts anew.
         """
@@ -327,16 +327,16 @@ class Replica:
 def _cut(
     parameters: list[nn.Parameter], groups: dict[nn.Parameter, int], nbytes: int, first: int
 ) -> list[list[nn.Parameter]]:
-    """Buckets in the order in which backward completes them; none spans a group, type or device."""
+    """Buckets in the order in which backward completes them; none spans a group, type or device. A bucket is full when
+    it has reached its size: what is large does not leave a small one alone in front of it."""
     done: list[list[nn.Parameter]] = []
     filling: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         key = (groups.get(parameter), parameter.dtype, parameter.device)
         bucket = filling.setdefault(key, [])
-        if bucket and sum(p.nbytes for p in bucket) + parameter.nbytes > (nbytes if done else first):
-            done.append(filling.pop(key))
-            bucket = filling.setdefault(key, [])
         bucket.append(parameter)
+        if sum(p.nbytes for p in bucket) >= (nbytes if done else first):
+            done.append(filling.pop(key))
     place = {parameter: i for i, parameter in enumerate(parameters)}
     return sorted([*done, *filling.values()], key=lambda bucket: place[bucket[-1]])
 

@@ -418,7 +418,7 @@ def test_an_error_in_the_exchange_comes_out_of_the_step() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_bytes_are_the_routes_for_the_weights_and_their_spare_elements(size: int, route: str) -> None:
     def work(comm: Comm) -> tuple[float, float]:
-        with set_up(comm, f"model-average(all-reduce({route}), bucket=80B)") as run:
+        with set_up(comm, f"model-average(all-reduce({route}), bucket=32B)") as run:
             begun = run.meter.sent("weights")
             train(run, range(3))
             assert [bucket.layout.total for bucket in run.replica.buckets] == buckets

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,13 @@ def tutti(*args: str, timeout: float = 100.0, **more: str) -> subprocess.Complet
     command = [sys.executable, "-m", "tutti", *args]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "140", **more}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A name that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -119,9 +128,8 @@ def test_specs_from_a_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.json"))) == 2
 
 
-def test_processes_over_tls(tmp_path: Path) -> None:
-    out, temporary = tmp_path / "out", tmp_path / "temporary"
-    temporary.mkdir()
+def test_processes_over_tls(tmp_path: Path, temporary: Path) -> None:
+    out = tmp_path / "out"
     work = ("run", "ddp", "--steps", "3", "--workers", "2", "--tls", "--out", str(out))
     done = tutti(*work, TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
@@ -278,9 +286,17 @@ def test_a_failed_run_gets_exit_code_1_and_the_workers_own_trace(
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    out, temporary = tmp_path / "out", tmp_path / "temporary"
-    temporary.mkdir()
+def test_a_name_too_long_for_sockets_gets_a_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    done = tutti("run", "ddp", "--steps", "1", "--workers", "2", "--out", str(tmp_path / "out"), TMPDIR=str(folder))
+    assert done.returncode == 2
+    assert f"tutti: {folder} is too long a name for a folder of sockets; set TMPDIR=/tmp, or another\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
+    out = tmp_path / "out"
     running = subprocess.Popen(
         [sys.executable, "-m", "tutti", "run", "ddp", "--epochs", "1000", "--workers", "2", "--out", str(out)],
         stdout=subprocess.PIPE,

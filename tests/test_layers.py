@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "spec": {"presets", "spec_text"},
     "comm": {"errors", "clock", "machine"},
     "failures": {"errors", "comm"},
-    "fork_server": set(),
+    "fork_server": {"errors"},
     "aggregators": {"spec", "errors"},
     "topologies": {"spec", "errors"},
     "graph": {"errors", "topologies"},

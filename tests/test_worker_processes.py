@@ -48,7 +48,8 @@ def wait_until(condition: Any, seconds: float = 15.0) -> bool:
 
 
 def test_a_killed_worker_is_named() -> None:
-    with pytest.raises(RunFailed, match=r"^worker 1 was killed by signal 9 \(SIGKILL\)$"):
+    """By its end, or on a busy machine by those who noticed first."""
+    with pytest.raises(RunFailed, match=r"^worker 1 (was killed by signal 9 \(SIGKILL\)$|died: its connection to )"):
         launch(misbehave, ("kill", 1), options(), ignore)
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
+
+from tutti.errors import UserError
 
 
 def start() -> None:
@@ -20,6 +23,11 @@ def start() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
+    except OSError as error:
+        if "too long" not in str(error):
+            raise
+        folder = tempfile.gettempdir()
+        raise UserError(f"{folder} is too long a name for a folder of sockets; set TMPDIR=/tmp, or another") from None
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -319,7 +319,8 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     os.killpg(running.pid, signal.SIGINT)
     _, error = running.communicate(timeout=30)
     assert running.returncode == 130
-    assert error == "tutti: interrupted; nothing is left running\n"
+    assert error.endswith("tutti: interrupted; nothing is left running\n")  # behind doubts about a busy machine
+    assert "Traceback" not in error
     assert groups_of(running.pid) == []
     assert not any(map(is_alive, workers))
     assert not list(tmp_path.glob("*.json"))

@@ -56,7 +56,7 @@ def exchange_with_losses(comm: Comm, _: Report, p: float) -> list[list[int]]:
         mine, got = torch.tensor([number]), torch.tensor([-1])
         lossy.exchange([(other, mine)], [(other, got)], "weights/0")
         assert got.item() == number
-        (here,) = lossy.try_exchange([(other, mine)], [(other, got.fill_(-1))], "weights/0")
+        (here,) = lossy.start_exchange([(other, mine)], [(other, got.fill_(-1))], "weights/0")()
         assert got.item() == (number if here else -1)
         arrived[number] = here
     everybody = torch.zeros(2, 40, dtype=torch.int64)

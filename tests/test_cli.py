@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import signal
@@ -77,6 +79,15 @@ def test_json_on_standard_output_is_nothing_but_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[0]["name"] == "ddp"
     assert "accuracy" in done.stderr
+
+
+def test_csv_on_standard_output_is_nothing_but_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = ["run", "ddp", *QUICK, "--engine", "threads", "--out", str(tmp_path), "--csv", "-"]
+    assert main(work) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["name"] == "ddp"
+    assert main([*work, "--json", "-"]) == 2
+    assert "--json and --csv cannot both go to standard output" in capsys.readouterr().err
 
 
 def test_resume_keeps_what_is_finished(tmp_path: Path) -> None:

@@ -27,8 +27,6 @@ from tutti.tasks.base import Data, Split, Task, find_task
 _building = threading.Lock()  # workers that are threads share torch's random state
 _KINDS = ("gradients", "weights", "buffers")  # of traffic that training makes
 _REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
-
-
 LossRate = Annotated[Share, Range(most=0.99)]  # of messages
 
 

@@ -150,16 +150,16 @@ class WorkerProcesses:
                 continue
 
     def _what_happened(self, ends: dict[int, Any]) -> BaseException:
-        """The first cause: Ctrl-C, a worker's own error, one that ended without a word, or a peer that went silent."""
+        """The first cause: a worker's own error, then one that ended without a word, then a peer that went silent."""
         failures = self._failures()
-        if any(end.exitcode == -signal.SIGINT for end in ends.values()):
-            return KeyboardInterrupt()
         silent = {rank: end.exitcode for rank, end in ends.items() if rank not in {f.rank for f in failures}}
         if self._gave_up:  # and killed everybody: whoever ended by himself did so before
             silent = {rank: code for rank, code in silent.items() if code != -signal.SIGKILL}
         if failures and (not failures[0].of_peer or not silent):
             return failures[0].error()
         rank, code = next(iter(silent.items()))
+        if code == -signal.SIGINT:
+            return KeyboardInterrupt()
         if code < 0:
             return RunFailed(f"worker {rank} was killed by signal {-code} ({signal.Signals(-code).name})")
         return RunFailed(f"worker {rank} ended with exit code {code} and without a word")

@@ -102,7 +102,7 @@ def test_half_precision_counts_workers_not_samples() -> None:
     assert all(torch.equal(a, b) and a.dtype is torch.bfloat16 for a, b in zip(one, other, strict=True))
 
 
-def test_the_first_bucket_is_small() -> None:
+def test_the_first_bucket_is_full_sooner() -> None:
     with set_up(World(1).comm(0), model=nn.Sequential(*(nn.Linear(256, 256) for _ in range(16)))) as run:
         sizes = [bucket.weights.nbytes for bucket in run.replica.buckets]
     assert 2**20 <= sizes[0] < 2 * 2**20 < sizes[1]

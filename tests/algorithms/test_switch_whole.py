@@ -215,7 +215,7 @@ def test_traits_are_those_of_the_current_one() -> None:
 def test_it_tells_when_it_switched_and_what_the_current_one_chose() -> None:
     with set_up(World(1).comm(0), "switch(40, ddp, ddp(bucket=auto))") as run:
         train(run, range(39))
-        assert run.algorithm.choices() == {"not to switch": "till the end"}
+        assert run.algorithm.choices() == {"never": "to switch"}
         train(run, range(1))
         state = run.state_dict()
         assert run.algorithm.choices() == {"to switch": "behind step 40"}

@@ -116,7 +116,7 @@ def try_many(comm: Comm, rounds: int = 40, length: int = 3) -> list[tuple[int, i
     for number in range(rounds):
         sends = [(peer, torch.tensor([comm.rank, peer, number] * length)) for peer in comm.others()]
         recvs = [(peer, torch.full((3 * length,), -1)) for peer in comm.others()]
-        for (peer, got), here in zip(recvs, comm.try_exchange(sends, recvs, "weights/0"), strict=True):
+        for (peer, got), here in zip(recvs, comm.start_exchange(sends, recvs, "weights/0")(), strict=True):
             assert got.tolist() == ([peer, comm.rank, number] if here else [-1, -1, -1]) * length
             came += [(peer, number)] if here else []
     return came
@@ -155,7 +155,7 @@ def test_what_holds_a_run_together_is_never_lost(kind: str) -> None:
         lossy = Lossy(comm, 0.9)
         for _ in range(50):
             other, tensor = 1 - comm.rank, torch.zeros(1)
-            assert lossy.try_exchange([(other, torch.ones(1))], [(other, tensor)], f"{kind}/x") == [True]
+            assert lossy.start_exchange([(other, torch.ones(1))], [(other, tensor)], f"{kind}/x")() == [True]
             lossy.exchange([(other, torch.ones(1))], [(other, tensor)], f"{kind}/x")
             lossy.accumulate([(other, torch.ones(1))], [(other, tensor)], f"{kind}/x")
             lossy.stream([Step((other, torch.ones(1)), (other, tensor), adds=True)], 1, f"{kind}/x")
@@ -180,7 +180,7 @@ def test_trying_and_insisting_may_alternate() -> None:
                 lossy.exchange([(other, mine)], [(other, got)], "gradients/0")
                 assert got.item() == number
             else:
-                (here,) = lossy.try_exchange([(other, mine)], [(other, got)], "gradients/0")
+                (here,) = lossy.start_exchange([(other, mine)], [(other, got)], "gradients/0")()
                 assert got.item() == (number if here else -1)
 
     on_threads(2, work)

@@ -64,6 +64,7 @@ def test_json_on_standard_output_is_nothing_but_json(capsys: pytest.CaptureFixtu
             ["all-reduce", "--workers", "1"],
             "one worker sends nothing, by any route: there is something to explain from --workers 2 on",
         ),
+        (["all-reduce", "--workers", "257"], "--workers 257 is more than can be worked out here: take up to 256"),
         (["all-reduce", "--bytes", "0"], "nothing to explain about no bytes"),
         (["all-reduce", "--bytes", "many"], "--bytes takes a size such as 25MiB, not 'many'"),
         (["all-reduce", "--bandwidth", "1000"], "--bandwidth takes a rate such as 100Mbit, not '1000'"),

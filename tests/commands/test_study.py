@@ -37,6 +37,18 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
     return lambda *options: main(["study", "aggregation", *SMALL, *options])
 
 
+def test_whoever_interrupts_it_hears_that_it_goes_on(
+    small: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "enter", interrupt)
+    assert small() == 130
+    said = "tutti: interrupted; nothing is left running; the same command goes on where it was\n"
+    assert capsys.readouterr().err == said
+
+
 def test_from_the_runs_to_the_story(
     small: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

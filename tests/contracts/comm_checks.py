@@ -1,26 +1,20 @@
-"""What every wire must do, as functions of one worker's comm; every worker of a world runs the same one.
+"""What every wire must do at every size, as functions of one worker's comm; every worker of a world runs the same one.
 
-`OPERATIONS` hold on every wire at every size, `MESSAGES` on wires with tags and single messages, `DEADLINES` on wires
-whose waits can end early. Values are small whole numbers, so that every dtype adds them up exactly.
+More is asked of wires with tags and single messages: comm_message_checks.py. Values are small whole numbers, so that
+every dtype adds them up exactly.
 """
 
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from workers import SIZES
+from torch import Tensor
 
-from tutti.comm.base import LOST, Comm, Lane, Mismatch, PeerLost, Step
+from tutti.comm.base import Comm, Lane, Step
 from tutti.comm.lossy import Lossy
-from tutti.comm.metered import Metered, metered
-from tutti.comm.torch import TorchComm
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8)
 SHAPES = ((), (0,), (7,), (3, 4))
@@ -75,12 +69,12 @@ def exchange_keeps_order(comm: Comm) -> None:
             same(tensor, value(left, (n + 1,), torch.float32, what=n + call))
 
 
-def try_exchange_says_what_came(comm: Comm) -> None:
+def an_exchange_says_what_came(comm: Comm) -> None:
     """All of it, on a wire that loses nothing; the tensor of what has not come is left alone."""
     for call in range(3):
         sends = [(p, value(comm.rank, (7,), torch.float32, what=p + call)) for p in comm.others()]
         recvs = [(p, torch.full((7,), -1.0)) for p in comm.others()]
-        arrived = comm.try_exchange(sends, recvs, "control/try")
+        arrived = comm.start_exchange(sends, recvs, "control/try")()
         assert isinstance(comm, Lossy) or arrived == [True] * len(recvs)
         for (peer, tensor), here in zip(recvs, arrived, strict=True):
             same(tensor, value(peer, (7,), torch.float32, what=comm.rank + call) if here else torch.full((7,), -1.0))
@@ -264,7 +258,7 @@ def forks_run_side_by_side(comm: Comm) -> None:
 OPERATIONS: list[Check] = [
     exchange_with_everybody,
     exchange_keeps_order,
-    try_exchange_says_what_came,
+    an_exchange_says_what_came,
     several_exchanges_under_way,
     exchange_of_nothing,
     accumulate_in_order,
@@ -282,251 +276,3 @@ OPERATIONS: list[Check] = [
     gather_bytes,
     forks_run_side_by_side,
 ]
-
-
-# --- on wires with tags and single messages --------------------------------------------------------------------------
-
-
-def send_and_recv(comm: Comm) -> None:
-    for shape, dtype in cases():
-        sends = [comm.send(p, value(comm.rank, shape, dtype, what=p), "control/check") for p in comm.others()]
-        for peer in comm.others():
-            tensor = torch.zeros(shape, dtype=dtype)
-            assert comm.recv(peer, tensor, "control/check").wait() is tensor
-            same(tensor, value(peer, shape, dtype, what=comm.rank))
-        for send in sends:
-            assert send.wait() is not LOST
-
-
-def tags_in_any_order(comm: Comm) -> None:
-    """A message waits for a receive of its own tag, whatever else was sent before or after it."""
-    tags = [f"control/{n}" for n in range(4)]
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    sends = [comm.send(right, value(comm.rank, (n + 1,), torch.int64, what=n), tags[n]) for n in range(4)]
-    for n in (2, 0, 3, 1):
-        tensor = torch.zeros(n + 1, dtype=torch.int64)
-        comm.recv(left, tensor, tags[n]).wait()
-        same(tensor, value(left, (n + 1,), torch.int64, what=n))
-    for send in sends:
-        send.wait()
-
-
-def receives_posted_before_the_sends(comm: Comm) -> None:
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    tensors = {tag: torch.zeros(5) for tag in ("control/a", "control/b")}
-    receives = [comm.recv(left, tensor, tag) for tag, tensor in tensors.items()]
-    comm.barrier()
-    sends = [
-        comm.send(right, value(comm.rank, (5,), torch.float32, what=n), tag)
-        for n, tag in enumerate(["control/b", "control/a"])
-    ]
-    for pending in (*receives, *sends):
-        pending.wait()
-    same(tensors["control/b"], value(left, (5,), torch.float32, what=0))
-    same(tensors["control/a"], value(left, (5,), torch.float32, what=1))
-
-
-def receive_from_any(comm: Comm) -> None:
-    """Worker 0 hears every other one exactly twice, in whatever order they come."""
-    if comm.rank == 0:
-        heard = []
-        for _ in range(2 * (comm.size - 1)):
-            tensor = torch.zeros(3)
-            source = comm.recv_any(comm.others(), tensor, "control/any")
-            same(tensor, value(source, (3,), torch.float32, what=heard.count(source)))
-            heard.append(source)
-        assert sorted(heard) == sorted(2 * comm.others())
-    else:
-        for n in range(2):
-            comm.send(0, value(comm.rank, (3,), torch.float32, what=n), "control/any").wait()
-
-
-def forks_do_not_mix(comm: Comm) -> None:
-    """The same peer and tag on a comm, on its fork, on another fork of the same name and on a fork of the fork."""
-    first, second = comm.fork("lane"), comm.fork("lane")
-    wires = [comm, first, second, first.fork("lane")]
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    sends = [w.send(right, value(comm.rank, (4,), torch.float32, what=n), "control/x") for n, w in enumerate(wires)]
-    for n in (3, 2, 1, 0):
-        tensor = torch.zeros(4)
-        wires[n].recv(left, tensor, "control/x").wait()
-        same(tensor, value(left, (4,), torch.float32, what=n))
-    for send in sends:
-        send.wait()
-    for wire in reversed(wires[1:]):
-        wire.close()
-
-
-def big_messages_both_ways(comm: Comm) -> None:
-    """8 MiB to and from the neighbours at once, more than any socket buffers: nobody may wait for room."""
-    numel = 2 * 2**20
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    mine, theirs = value(comm.rank, (numel,), torch.float32), value(left, (numel,), torch.float32)
-    landing = torch.zeros(numel)
-    comm.exchange([(right, mine)], [(left, landing)], "control/big")
-    same(landing, theirs)
-    send = comm.send(right, mine, "control/big")
-    comm.recv(left, landing.zero_(), "control/big").wait()
-    send.wait()
-    same(landing, theirs)
-
-
-def parameters_travel(comm: Comm) -> None:
-    """Tensors that require gradients are sent and received as they stand, and no graph is built."""
-    parameter = nn.Parameter(value(comm.rank, (6,), torch.float32))
-    landing = nn.Parameter(torch.zeros(6))
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    comm.exchange([(right, parameter)], [(left, landing)], "control/parameter")
-    same(landing.detach(), value(left, (6,), torch.float32))
-    plain = torch.zeros(6)
-    comm.exchange([(right, parameter)], [(left, plain)], "control/parameter")
-    assert landing.is_leaf
-    assert not plain.requires_grad
-
-
-FORKS: list[Check] = [forks_run_side_by_side, forks_do_not_mix]
-MESSAGES: list[Check] = [
-    send_and_recv,
-    tags_in_any_order,
-    receives_posted_before_the_sends,
-    receive_from_any,
-    forks_do_not_mix,
-    big_messages_both_ways,
-    parameters_travel,
-]
-
-
-# --- on wires whose waits can end early ------------------------------------------------------------------------------
-
-
-def late_message_is_thrown_away(comm: Comm) -> None:
-    """Worker 0 gives worker 1 up twice; both messages come later, and only the third is received."""
-    if comm.rank == 0:
-        for _ in range(2):
-            untouched = torch.full((3,), -1.0)
-            assert comm.recv(1, untouched, "control/data").wait(deadline=0.02) is LOST
-        comm.send(1, torch.ones(1), "control/go").wait()
-        tensor = torch.zeros(3)
-        comm.recv(1, tensor, "control/data").wait()
-        same(tensor, value(1, (3,), torch.float32, what=2))
-        same(untouched, torch.full((3,), -1.0))
-    else:
-        comm.recv(0, torch.zeros(1), "control/go").wait()
-        for n in range(3):
-            comm.send(0, value(1, (3,), torch.float32, what=n), "control/data").wait()
-
-
-def deadline_spares_other_tags(comm: Comm) -> None:
-    """What is given up under one tag does not touch a message under another."""
-    if comm.rank == 0:
-        assert comm.recv(1, torch.zeros(3), "control/lost").wait(deadline=0.02) is LOST
-        comm.send(1, torch.ones(1), "control/go").wait()
-        tensor = torch.zeros(3)
-        comm.recv(1, tensor, "control/kept").wait()
-        same(tensor, value(1, (3,), torch.float32))
-    else:
-        comm.recv(0, torch.zeros(1), "control/go").wait()
-        comm.send(0, value(1, (3,), torch.float32), "control/kept").wait()
-
-
-def deadline_that_is_met(comm: Comm) -> None:
-    if comm.rank == 0:
-        tensor = torch.zeros(3)
-        assert comm.recv(1, tensor, "control/data").wait(deadline=15.0) is tensor
-        same(tensor, value(1, (3,), torch.float32))
-    else:
-        time.sleep(0.02)
-        assert comm.send(0, value(1, (3,), torch.float32), "control/data").wait(deadline=15.0) is not LOST
-
-
-def deadline_of_nothing_takes_what_is_there(comm: Comm) -> None:
-    """wait(0) asks without waiting: what has arrived is received."""
-    if comm.rank == 0:
-        comm.recv(1, torch.zeros(1), "control/sent").wait()
-        time.sleep(0.1)
-        tensor = torch.zeros(3)
-        assert comm.recv(1, tensor, "control/data").wait(deadline=0) is tensor
-        same(tensor, value(1, (3,), torch.float32))
-        assert comm.recv(1, tensor, "control/data").wait(deadline=0) is LOST
-        comm.send(1, torch.ones(1), "control/end").wait()
-    else:
-        sends = [comm.send(0, torch.ones(1), "control/sent")]
-        sends.append(comm.send(0, value(1, (3,), torch.float32), "control/data"))
-        comm.recv(0, torch.zeros(1), "control/end").wait()
-        for send in sends:
-            send.wait()
-
-
-def silent_peer_is_lost(comm: Comm) -> None:
-    """Worker 0 waits for a worker that lives and says nothing: by receive, by exchange, from any."""
-    if comm.rank == 0:
-        _innermost(comm).timeout = 0.1
-        for wait in (
-            lambda: comm.recv(1, torch.zeros(3), "control/never").wait(),
-            lambda: comm.exchange([], [(1, torch.zeros(3))], "control/never"),
-            lambda: comm.recv_any([1], torch.zeros(3), "control/never"),
-        ):
-            begun = time.perf_counter()
-            with pytest.raises(PeerLost, match=r"worker 0 within 0\.1 s"):
-                wait()
-            assert 0.09 < time.perf_counter() - begun < 10
-        comm.send(1, torch.ones(1), "control/end").wait()
-    else:
-        comm.recv(0, torch.zeros(1), "control/end").wait()
-
-
-def lengths_must_match(comm: Comm) -> None:
-    """A message longer or shorter than the tensor it should go into is an error that says who, what and where."""
-    if comm.rank == 0:
-        with pytest.raises(Mismatch, match=r"worker 1 sent .* where worker 0 expected .*control/data"):
-            comm.recv(1, torch.zeros(3), "control/data").wait()
-    else:
-        comm.send(0, torch.randn(2000), "control/data")
-        time.sleep(0.05)
-
-
-DEADLINES: list[Check] = [
-    late_message_is_thrown_away,
-    deadline_spares_other_tags,
-    deadline_that_is_met,
-    deadline_of_nothing_takes_what_is_there,
-    silent_peer_is_lost,
-    lengths_must_match,
-]
-
-
-def _innermost(comm: Comm) -> Comm:
-    return _innermost(comm.inner) if isinstance(comm, Metered) else comm
-
-
-# --- all of them in one go, for processes ----------------------------------------------------------------------------
-
-
-def everything_at_every_size(comm: Comm) -> dict[str, str]:
-    """Every check over a process group; the first so many workers form the smaller worlds. How each one went."""
-    outcomes = {}
-    for size in SIZES:
-        group = dist.new_group(list(range(size)))
-        if comm.rank < size:
-            wire = TorchComm(group, "gloo", comm.timeout, comm.clock)
-            for check in checks_of_torch(size):
-                outcomes[f"{check.__name__} {size}"] = _outcome(check, wire)
-            if size == 3:
-                for check in checks_of_torch(size):
-                    outcomes[f"{check.__name__} metered"] = _outcome(check, metered(wire))
-        comm.barrier()
-    return outcomes
-
-
-def checks_of_torch(size: int) -> list[Check]:
-    """A fork is a group of the whole world, so a part of it cannot make one; messages need somebody to go to."""
-    checks = [*OPERATIONS, *(MESSAGES if size > 1 else [])]
-    return checks if size == max(SIZES) else [check for check in checks if check not in FORKS]
-
-
-def _outcome(check: Check, comm: Comm) -> str:
-    try:
-        check(comm)
-    except Exception:
-        return traceback.format_exc()
-    return "passed"

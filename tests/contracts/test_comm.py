@@ -1,4 +1,4 @@
-"""One conformance suite (comm_checks.py) over every wire, plain and metered."""
+"""One conformance suite (comm_*checks.py) over every wire, plain and metered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from contracts.comm_checks import DEADLINES, MESSAGES, OPERATIONS, Check, checks_of_torch, everything_at_every_size
+from contracts.comm_checks import OPERATIONS, Check
+from contracts.comm_message_checks import DEADLINES, MESSAGES
+from contracts.comm_torch_checks import checks_of_torch, everything_at_every_size
 from workers import SIZES, make_tls, on_shared, on_tcp, on_threads, on_torch
 
 from tutti.comm.base import KINDS, Clock, Comm, PeerLost

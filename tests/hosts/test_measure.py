@@ -10,6 +10,7 @@ from hosts_here import needs_hosts, needs_quota, run_inside
 from tutti.errors import UserError
 from tutti.hosts import measure
 from tutti.hosts.measure import TOLERANCE
+from tutti.lab.network import find_doubts
 
 MEASURE = """
 from tutti.errors import UserError
@@ -28,7 +29,12 @@ def take(rates, cpus=None, quotas=None):
 
 @pytest.fixture(scope="module")
 def two_links() -> dict[str, Any]:
-    found: dict[str, Any] = run_inside(f"{MEASURE}result = take([10e6, 50e6])")
+    """On a machine that stands still now and then, as one that does not for once."""
+    found: dict[str, Any] = {}
+    for _ in range(4):
+        found = run_inside(f"{MEASURE}result = take([10e6, 50e6])")
+        if not find_doubts(found):
+            break
     return found
 
 
@@ -102,6 +108,21 @@ def test_without_quotas_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_look(out: float, into: float, payload_out: float, payload_in: float) -> dict[str, float]:
     return {"out": out, "in": into, "payload_out": payload_out, "payload_in": payload_in}
+
+
+@pytest.mark.parametrize("carried", [98, 66])
+def test_the_best_look_is_taken_where_a_busy_machine_has_no_good_one(
+    monkeypatch: pytest.MonkeyPatch, carried: float
+) -> None:
+    looks = [make_look(50, 99, 95, 95), make_look(carried, 99, 70, 95), make_look(60, 60, 95, 95)]
+    monkeypatch.setattr(measure, "_look", lambda *_: looks)
+    assert measure._measure_rate(None, 0, 100) is looks[1]  # type: ignore[arg-type]  # nobody looks at it
+
+
+def test_less_than_half_of_a_rate_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_look", lambda *_: [make_look(49e6, 99e6, 95e6, 95e6)])
+    with pytest.raises(UserError, match=r"host 0 carries 49\.0 Mbit/s where 100\.0 were asked for"):
+        measure._measure_rate(None, 0, 100e6)  # type: ignore[arg-type]
 
 
 def test_the_worse_direction_counts() -> None:

@@ -59,6 +59,14 @@ def test_a_quota_that_was_not_kept_is_said() -> None:
     assert doubt.startswith("When all 2 hosts of hosts(cpu=0.4) computed at once, host 1 got 0.17 of a core where 0.4")
 
 
+def test_a_link_that_was_not_kept_is_said() -> None:
+    kept = {"host": 0, "asked": 40e6, "out": 39e6, "in": 41e6}
+    (doubt,) = find_doubts({"asked": "hosts(40Mbit)", "measured": [kept, {**kept, "host": 1, "in": 32e6}]})
+    assert doubt.startswith(
+        "When the links of hosts(40Mbit) were measured, that of host 1 carried 32.0 Mbit/s where 40.0"
+    )
+
+
 @pytest.mark.parametrize(
     "description",
     [
@@ -66,6 +74,7 @@ def test_a_quota_that_was_not_kept_is_said() -> None:
         {"asked": "loopback"},
         {"measured": [{"host": 0, "cpu_asked": 0.4, "cpu": 0.37}]},
         {"measured": [{"host": 0, "cpu_asked": None, "cpu": None}]},
+        {"measured": [{"host": 0, "asked": None}, {"host": 1, "asked": 40e6, "out": 39e6, "in": 41.9e6}]},
     ],
 )
 def test_where_nothing_was_found_wrong_nothing_is_said(description: dict[str, Any] | None) -> None:

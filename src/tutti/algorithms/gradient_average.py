@@ -5,9 +5,9 @@
     rounds and bytes per step: the exchange's, for every bucket
 
 With `overlap` a full bucket is exchanged on the lane while backward goes on; without, everything after backward. The
-first bucket is small, so that there is something to send soon. `bucket=0` makes a bucket of every tensor, which is what
-people write first; with `bucket=auto` a few sizes are tried in the first steps and the fastest is kept, the same on all
-workers (which one depends on the day, and with it the rounding of the sums).
+first bucket is full sooner, so that there is something to send. `bucket=0` makes a bucket of every tensor, which is
+what people write first; with `bucket=auto` a few sizes are tried in the first steps and the fastest is kept, the same
+on all workers (which one depends on the day, and with it the rounding of the sums).
 
 `update=bucket` lets the optimizer step on a bucket as soon as its gradient is there, on the lane. With `wait=forward`
 backward does not wait for the rest either: the next forward waits, layer by layer. Both are for loops that do nothing
@@ -39,7 +39,7 @@ from tutti.replica import Bucket, Replica
 from tutti.spec import Bytes, format_value, part
 from tutti.tuning import Tuner, find_sizes
 
-_FIRST = 2**20  # bytes of the first bucket, or less where the others are smaller
+_FIRST = 2**20  # bytes at which the first bucket is full, or less where the others are smaller
 
 
 @dataclass

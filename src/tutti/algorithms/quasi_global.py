@@ -63,10 +63,10 @@ class QuasiGlobal(OwnSteps):
     def _note(self, bucket: Bucket) -> None:
         """SGD's own step computes v, with m for its buffer: a copy, since it writes there. The settings are taken down
         here: while the lane is at work, the optimizer's may be those of the next bucket."""
-        self._settings[bucket.index] = self._replica.settings_of(bucket) or {}
+        self._settings[bucket.index] = settings = self._replica.settings_of(bucket) or {}
         self._before[bucket.index].copy_(bucket.weights)
         lent = self._rooms[bucket.index][: bucket.layout.numel]
-        self._hand_over(bucket, lent.copy_(self._memory[bucket.index]))
+        _hand_over(self._replica.optimizer, bucket, lent.copy_(self._memory[bucket.index]), settings)
 
     def _meet(self, bucket: Bucket) -> None:
         self._rooms[bucket.index][: bucket.layout.numel] = bucket.weights
@@ -81,13 +81,8 @@ class QuasiGlobal(OwnSteps):
 
     def close(self) -> None:
         for bucket in self._replica.buckets:
-            self._hand_over(bucket, self._memory[bucket.index])
-
-    def _hand_over(self, bucket: Bucket, momentum: Tensor) -> None:
-        """Let the optimizer have this for its buffers, where it uses any."""
-        if (self._replica.settings_of(bucket) or {}).get("momentum"):
-            for parameter, view in _views(bucket, momentum):
-                self._replica.optimizer.state[parameter]["momentum_buffer"] = view
+            settings = self._replica.settings_of(bucket) or {}
+            _hand_over(self._replica.optimizer, bucket, self._memory[bucket.index], settings)
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
@@ -97,6 +92,13 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
     for setting in ("dampening", "maximize"):
         if any(group[setting] for group in optimizer.param_groups):
             raise UserError(f"'quasi-global' knows no {setting}, which is set in the optimizer; use SGD without it")
+
+
+def _hand_over(optimizer: torch.optim.Optimizer, bucket: Bucket, momentum: Tensor, settings: dict[str, Any]) -> None:
+    """Let the optimizer have this for its buffers, where it uses any."""
+    if settings.get("momentum"):
+        for parameter, view in _views(bucket, momentum):
+            optimizer.state[parameter]["momentum_buffer"] = view
 
 
 def _views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:

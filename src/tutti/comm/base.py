@@ -81,14 +81,11 @@ class Comm(ABC):
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """Send and receive all of these at once; returns when all are complete."""
 
-    def try_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> list[bool]:
-        """As `exchange`, and which of the receives have arrived: a wire that loses messages sends none of them again.
-        The tensor of one that has not arrived holds what it held before."""
-        return self.start_exchange(sends, recvs, tag)()
-
     def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
-        """`try_exchange` in two parts: the function returned completes it. Several may be under way and nothing else,
-        if all workers start and complete them in the same order; a wire that can sends from here on."""
+        """`exchange` in two parts: the function returned completes it and says which of the receives have arrived. A
+        wire that loses messages sends none of these again; the tensor of one that has not arrived holds what it held
+        before. Several may be under way and nothing else, if all workers start and complete them in the same order; a
+        wire that can sends from here on."""
 
         def complete() -> list[bool]:
             self.exchange(sends, recvs, tag)

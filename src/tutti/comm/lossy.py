@@ -1,11 +1,11 @@
 """A comm on which messages get lost, each with probability p; it counts what passes, as a metered comm does.
 
-A lost message has passed the wire and is worth nothing at its end, as one whose checksum is wrong. `try_exchange` goes
-on without it. Everybody else gets everything: the sender, to whom nobody says that it came, sends it again after one
-deadline, and again if that one is lost too. Both ends are held up by so many deadlines; nobody else is.
+A lost message has passed the wire and is worth nothing at its end, as one whose checksum is wrong. `start_exchange`
+goes on without it. Everybody else gets everything: the sender, to whom nobody says that it came, sends it again after
+one deadline, and again if that one is lost too. Both ends are held up by so many deadlines; nobody else is.
 
     bytes sent      S for every copy, lost or not
-    bytes received  S, or nothing where `try_exchange` goes on without it
+    bytes received  S, or nothing where `start_exchange` goes on without it
 
 Nothing is left to chance: whether a message is lost is a hash of the seed and of what the message is called (wire,
 sender, receiver, tag, the how-many-eth, the how-many-eth copy of it). Both ends compute it, so that they need not tell
@@ -113,25 +113,20 @@ class Lossy(Metered):
         self._wait_for_copies(out, into)
         self.meter.count(tag, copies, recvs, self.clock.now() - begun)
 
-    def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
+    def start_inner(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
         if not self.loss.strikes(tag):
-            return super().start_exchange(sends, recvs, tag)
+            return super().start_inner(sends, recvs, tag)
         for peer, _ in sends:
             self.meter.count_lost(tag, peer, int(self.loss.draw(self._next_sent(peer, tag))))
         arrived = [not self.loss.draw(self._next_received(peer, tag)) for peer, _ in recvs]
         landings = [_aside(message) if not here else message for message, here in zip(recvs, arrived, strict=True)]
-        started = self.clock.now()
-        complete = self.inner.start_exchange(sends, landings, tag)
-        seconds = self.clock.now() - started
+        complete = super().start_inner(sends, landings, tag)
 
-        def count() -> list[bool]:
-            begun = self.clock.now()
+        def tell() -> list[bool]:
             complete()
-            here = list(itertools.compress(recvs, arrived))
-            self.meter.count(tag, sends, here, seconds + self.clock.now() - begun)
             return arrived
 
-        return count
+        return tell
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         if not self.loss.strikes(tag):

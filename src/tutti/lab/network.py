@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from tutti.hosts.measure import TOLERANCE
 from tutti.lab.units import NOTHING, format_number, format_seconds
 
 _SHORT = 0.9  # of a quota, when all hosts compute at once
@@ -19,13 +20,33 @@ def describe_hosts(description: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def find_doubts(description: dict[str, Any] | None) -> list[str]:
-    """A quota cannot be kept when something else takes the processors; that is no mistake, but must not go unsaid."""
-    rows = [row for row in (description or {}).get("measured", []) if row.get("cpu_asked")]
+    """Links and quotas cannot be kept when something else takes the processors; that is no mistake, but must not go
+    unsaid."""
+    described = description or {}
+    asked, rows = described.get("asked", "the network"), described.get("measured", [])
+    return [*_doubt_links(asked, rows), *_doubt_quotas(asked, [row for row in rows if row.get("cpu_asked")])]
+
+
+def _doubt_links(asked: str, rows: list[dict[str, Any]]) -> list[str]:
+    ends = [
+        (row["host"], row[way], row["asked"]) for row in rows if row.get("asked") for way in ("out", "in") if way in row
+    ]
+    host, measured, rate = max(ends, key=lambda end: abs(end[1] / end[2] - 1), default=(0, 1.0, 1.0))
+    if abs(measured / rate - 1) <= TOLERANCE:
+        return []
+    return [
+        f"When the links of {asked} were measured, that of host {host} carried {format_number(measured / 1e6)} Mbit/s "
+        f"where {format_number(rate / 1e6)} were asked for: this machine was busy or is too slow for that, and times "
+        "are not to be trusted."
+    ]
+
+
+def _doubt_quotas(asked: str, rows: list[dict[str, Any]]) -> list[str]:
     worst = min(rows, key=_share, default=None)
     if worst is None or _share(worst) >= _SHORT:
         return []
     return [
-        f"When all {len(rows)} hosts of {(description or {}).get('asked', 'the network')} computed at once, host "
+        f"When all {len(rows)} hosts of {asked} computed at once, host "
         f"{worst['host']} got {worst['cpu']:.2f} of a core where {worst['cpu_asked']:g} were asked for: something else "
         "took the processors, and times are not to be trusted."
     ]

@@ -5,8 +5,8 @@
     latency   from host to host, one way (netem where the kernel has it, else a delay line in user space)
     slow-rate, slow-cpu   the last host's own: a bottleneck
 
-Opened, every link and quota is measured; a link that is more than 5 % off is refused. A rate counts bytes as the link
-does, headers included; TCP's payload is about 4 % less.
+Opened, every link and quota is measured; a link that is more than 5 % off is told of, one that is more than half off is
+refused. A rate counts bytes as the link does, headers included; TCP's payload is about 4 % less.
 """
 
 from __future__ import annotations

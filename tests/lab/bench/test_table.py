@@ -109,3 +109,14 @@ def test_findings_name_as_few_routes_as_win_everywhere() -> None:
     fastest = "ring from 4.00 KiB to 64.0 KiB, star at 1.00 MiB"
     assert sentence == f"{title}: fastest, alone or within noise, is {fastest}."
     assert "none that is right" in make_findings([make_row(correct=False)])[0]
+
+
+def test_of_equal_routes_the_one_with_the_smaller_medians_is_named() -> None:
+    """Over all the sizes where it is one of the fastest, not at the largest alone."""
+    rows = [
+        make_row("auto", 1.015e-4, 4096),
+        make_row("star", 1.0e-4, 4096),
+        make_row("auto", 2.0e-4, 65536),
+        make_row("star", 2.01e-4, 65536),
+    ]
+    assert "is star from 4.00 KiB to 64.0 KiB." in make_findings(rows)[0]

@@ -91,7 +91,7 @@ def test_a_part_without_a_form_is_refused(tmp_path: Path) -> None:
 def test_cells_cannot_break_the_table(tmp_path: Path) -> None:
     rows = [["a|b", Cell("3", 3.0)], [Cell("two\nlines"), Cell("ring", note="its spec")]]
     text = write(tmp_path, Table(("name\nunit", "value"), rows))
-    assert "| name unit | value |\n| --- | --- |\n| a\\|b | 3 |\n| two lines | ring (its spec) |\n" in text
+    assert "| name, unit | value |\n| --- | --- |\n| a\\|b | 3 |\n| two, lines | ring (its spec) |\n" in text
 
 
 def test_empty_parts_leave_no_gap(tmp_path: Path) -> None:

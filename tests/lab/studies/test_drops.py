@@ -9,7 +9,7 @@ from sample_results import play
 
 from tutti.lab.inquiry import Story
 from tutti.lab.report.chart import Chart
-from tutti.lab.report.parts import Bullets
+from tutti.lab.report.parts import Bullets, Table
 from tutti.lab.studies.base import Claim
 from tutti.lab.studies.drops import Drops, goes_on
 
@@ -108,7 +108,15 @@ def test_the_figure_has_a_line_per_algorithm_over_the_loss() -> None:
     lines = {key.text: line for key, line in zip(chart.keys, axes.lines, strict=True)}
     assert list(lines["d-psgd"].get_xdata()) == pytest.approx([0, 1, 5, 10, 20])
     assert list(lines["d-psgd"].get_ydata()) == pytest.approx([90, 90, 90, 90, 60])
-    assert list(lines["allreduce-model"].get_ydata()) == pytest.approx([90] * 5)  # it sends again what is lost
+    assert list(lines["allreduce-model"].get_ydata()) == pytest.approx([90])  # it sends again what is lost
+
+
+def test_the_table_has_no_figure_of_what_was_not_run() -> None:
+    story = tell()
+    (table,) = [part for section in story.sections for part in section.parts if isinstance(part, Table)]
+    rows = {cells[0]: cells[2:] for cells in ([cell.text for cell in row] for row in table.rows)}
+    assert rows["allreduce-model"][1:] == ["sent again"] * 4
+    assert "sent again" not in rows["relay-sgd"]
 
 
 def test_facts_say_how_much_each_stands() -> None:

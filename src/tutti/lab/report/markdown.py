@@ -82,7 +82,7 @@ class MarkdownPage:
 
 
 def _row(cells: Sequence[str | Cell]) -> str:
-    texts = (_words(cell).replace("|", r"\|").replace("\n", " ") for cell in cells)
+    texts = (_words(cell).replace("|", r"\|").replace("\n", ", ") for cell in cells)
     return f"| {' | '.join(texts)} |"
 
 

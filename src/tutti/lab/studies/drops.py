@@ -123,7 +123,10 @@ class _Grid:
 
     @property
     def tolerant(self) -> list[str]:
-        return [name for name in self.algorithms if _name(name, self.losses[-1]) in self.outcomes]
+        return [name for name in self.algorithms if self.is_run(name, self.losses[-1])]
+
+    def is_run(self, algorithm: str, loss: float) -> bool:
+        return _name(algorithm, loss) in self.outcomes
 
     def at(self, algorithm: str, loss: float) -> Outcome:
         """Without loss for those who send everything again: it is the same."""
@@ -138,7 +141,7 @@ class _Grid:
             {"algorithm": name, "loss": loss, **self.outcomes[_name(name, loss)].figures()}
             for name in self.algorithms
             for loss in self.losses
-            if _name(name, loss) in self.outcomes
+            if self.is_run(name, loss)
         ]
 
 
@@ -229,7 +232,7 @@ def _make_chart(grid: _Grid) -> Chart:
     bands = "; bands reach one deviation up and down" if grid.study.seeds > 1 else ""
     caption = (
         f"Test accuracy of the mean model at the end against the share of messages that got lost; {grid.study.spread}"
-        f"{bands}. What diverged has no point."
+        f"{bands}. What diverged, or sends again what is lost, has no point."
     )
     across = Across("messages lost, %")
     return make_series("Accuracy against loss", {"accuracy": lines}, across, "test accuracy, %", caption)
@@ -237,7 +240,7 @@ def _make_chart(grid: _Grid) -> Chart:
 
 def _point(grid: _Grid, name: str, loss: float) -> Point:
     outcome = grid.at(name, loss)
-    mean = math.nan if outcome.diverged else 100 * outcome.accuracy.mean
+    mean = 100 * outcome.accuracy.mean if grid.is_run(name, loss) and not outcome.diverged else math.nan
     return Point(100 * loss, mean, 100 * outcome.accuracy.deviation)
 
 
@@ -246,8 +249,10 @@ def _make_table(grid: _Grid) -> Table:
     for name in grid.algorithms:
         ends = {loss: grid.at(name, loss) for loss in grid.losses}
         lr = Cell(" ".join(dict.fromkeys(f"{end.plan['lr']:g}" for end in ends.values())))
-        run = {loss for loss in ends if loss == 0 or name in grid.tolerant}
-        cells = [end.write(end.accuracy, 1, 100) if loss in run else Cell("sent again") for loss, end in ends.items()]
+        cells = [
+            end.write(end.accuracy, 1, 100) if grid.is_run(name, loss) else Cell("sent again")
+            for loss, end in ends.items()
+        ]
         rows.append([Cell(name), lr, *cells])
-    header = ("algorithm", "lr", *(f"{_percent(loss)}\nlost" for loss in grid.losses))
+    header = ("algorithm", "lr", *(f"lost\n{_percent(loss)}" for loss in grid.losses))
     return Table(header, rows, f"Test accuracy in % of the mean model at the end; {grid.study.spread}.")

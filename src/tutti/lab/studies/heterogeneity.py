@@ -235,7 +235,7 @@ def _make_rate_table(grid: _Grid) -> Table:
         rows.append([Cell(name), *rates, *(outcome.write_distance() for outcome in outcomes)])
     header = (
         "algorithm",
-        *(f"{what} {alpha:g}" for what in ("lr,\nalpha", "distance,\nalpha") for alpha in grid.alphas),
+        *(f"{what} {alpha:g}" for what in ("lr\nalpha", "distance\nalpha") for alpha in grid.alphas),
     )
     caption = (
         f"The learning rate of every setting, and how far the workers are from their mean at the end (the root of the "

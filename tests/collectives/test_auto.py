@@ -52,16 +52,13 @@ def test_threads_do_not_measure(cache: Path) -> None:
 def test_the_least_time_of_all_workers_wins_everywhere(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 finds the star fastest, the others the ring; together the ring wins at 4 KiB, the butterfly at 1 KiB."""
 
-    def time(comm: Comm, routes: list[object], nbytes: int) -> torch.Tensor:
-        mine = torch.full((len(routes),), 9.0, dtype=torch.float64)
-        if nbytes == 1024:
-            mine[CANDIDATES.index("butterfly")] = 1.0
-        else:
-            mine[CANDIDATES.index("star" if comm.rank == 0 else "ring")] = 1.0
+    def take_turns(comm: Comm, routes: list[Collective], nbytes: int, turns: int) -> torch.Tensor:
+        fastest = "butterfly" if nbytes == 1024 else "star" if comm.rank == 0 else "ring"
+        mine = torch.tensor([1e-3 if str(route) == fastest else 9e-3 for route in routes], dtype=torch.float64)
         comm.all_reduce(mine)
-        return mine
+        return mine.repeat(turns, 1)
 
-    monkeypatch.setattr(auto, "_time", time)
+    monkeypatch.setattr(auto, "_take_turns", take_turns)
     monkeypatch.setattr(auto, "SIZES", (1024, 4096))
     assert on_tcp(3, prepare) == [["butterfly", "butterfly", "ring", "ring"]] * 3
     [(place, table)] = json.loads(cache.read_text()).items()
@@ -103,7 +100,7 @@ def test_emulated_hosts_leave_no_trace(cache: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_measuring_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker 0's watch decides for all, whatever the others' say."""
+    """All know how long the slowest worker took, and stop together."""
     monkeypatch.setattr(auto, "_SECONDS", 0.0)
 
     def work(comm: Comm) -> int:
@@ -117,10 +114,28 @@ def test_measuring_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_it_measures_is_the_same_everywhere() -> None:
     """Every candidate takes a time, that of the slowest worker."""
 
-    def work(comm: Comm) -> list[float]:
-        routes = [auto.parse(name, auto.Collective) for name in CANDIDATES]
-        return auto._time(comm, routes, 4096).tolist()
+    def work(comm: Comm) -> list[list[float]]:
+        return auto._take_turns(comm, [parse(name, Collective) for name in CANDIDATES], 4096, turns=3).tolist()
 
     first, second = on_tcp(2, work)
     assert first == second
-    assert all(0 < seconds < 5 for seconds in first)
+    assert [len(turn) for turn in first] == [len(CANDIDATES)] * 3
+    assert all(0 < seconds < 5 for turn in first for seconds in turn)
+
+
+def test_time_goes_to_those_that_are_hard_to_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1, 1.2 and 1.8 ms the third leaves at half-time; the others have as many turns as fit."""
+    asked: list[tuple[list[str], int]] = []
+    pace = {"ring": 1e-3, "star": 1.2e-3, "direct": 1.8e-3}
+
+    def take_turns(_comm: Comm, routes: list[Collective], _nbytes: int, turns: int) -> torch.Tensor:
+        asked.append(([str(route) for route in routes], turns))
+        return torch.tensor([[pace[str(route)] for route in routes]] * turns, dtype=torch.float64)
+
+    monkeypatch.setattr(auto, "_take_turns", take_turns)
+    monkeypatch.setattr(auto, "_EACH", 22.1e-3)
+    routes = {name: parse(name, Collective) for name in pace}
+    seconds, spent = auto._time(None, routes, 1024)  # type: ignore[arg-type]  # nobody is asked anything
+    assert seconds == {"ring": 1e-3, "star": 1.2e-3}
+    assert asked == [(["ring", "star", "direct"], 2), (["ring", "star", "direct"], 5), (["ring", "star"], 10)]
+    assert spent == pytest.approx((2 + 5) * 4e-3 + 10 * 2.2e-3)

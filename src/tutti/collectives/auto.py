@@ -3,8 +3,9 @@
     butterfly for short buffers and ring for long ones, until it has measured
 
 `prepare` times the candidates on the wire itself, from 1 KiB to 16 MiB or until four seconds are over, and keeps the
-fastest for every length; longer buffers take the route of the longest that was tried. All workers keep the same one,
-that with the least time, the median of the slowest worker's. The choice is kept in the cache per machines, worker count
+fastest for every length; longer buffers take the route of the longest that was tried. Candidates take turns; those that
+turn out slow leave, and the time goes to those that are hard to tell apart. All workers keep the same one, that with
+the least time, the median of the slowest worker's. The choice is kept in the cache per machines, worker count
 and wire (~/.cache/tutti/routes.json; remove it to measure again), but not for emulated hosts, whose links are new every
 time. Workers that are threads do not measure. Rounds and bytes are those of the route that is taken.
 """
@@ -28,11 +29,11 @@ from tutti.spec import Bytes, format_value, parse
 
 CANDIDATES = ("butterfly", "star", "direct", "halving-doubling", "ring", "double-binary-tree")
 SIZES = tuple(2**10 * 4**k for k in range(8))  # 1 KiB to 16 MiB
-_SECONDS = 4.0  # that the measurement may take, more or less
-_ROUNDS, _FEW_ROUNDS = 7, 4  # through all candidates, behind one that warms up; few for the longest buffers
+_SECONDS, _EACH = 4.0, 0.2  # that the measurement may take, more or less, and either half of it at one length
+_LEAST_TURNS, _MOST_TURNS = 4, 60  # in the first half at least, and in either at most
+_MUCH = 1.5  # times as long as the best: it leaves at half-time
 _SHORT = 2**15  # bytes; what counts as short without a measurement
-_LONG = 2**20  # bytes; what takes much longer than the best here is not tried with longer buffers
-_MUCH = 1.5  # times as long
+_LONG = 2**20  # bytes; what has left here is not tried with longer buffers
 
 Table = dict[int, str]  # length of the buffer -> route
 
@@ -40,6 +41,7 @@ Table = dict[int, str]  # length of the buffer -> route
 @dataclass
 class Auto(Collective):
     _routes: list[tuple[int, Collective]] = field(init=False, repr=False, compare=False, default_factory=list)
+    _chosen: dict[int, Collective] = field(init=False, repr=False, compare=False, default_factory=dict)
     _measured_on: str = field(init=False, repr=False, compare=False, default="")
 
     def prepare(self, comm: Comm) -> None:
@@ -49,9 +51,14 @@ class Auto(Collective):
         table = _recall(comm, place) or _measure(comm, place)
         self._routes = [(nbytes, parse(name, Collective)) for nbytes, name in sorted(table.items())]
         self._measured_on = place
+        self._chosen.clear()
 
     def run(self, comm: Comm, buffer: Tensor, tag: str, combine: Combine = add_up) -> None:
-        self.choose(buffer.nbytes).run(comm, buffer, tag)
+        nbytes = buffer.nbytes
+        route = self._chosen.get(nbytes)  # a few microseconds, which count where workers share processors
+        if route is None:
+            route = self._chosen[nbytes] = self.choose(nbytes)
+        route.run(comm, buffer, tag)
 
     def choose(self, nbytes: int) -> Collective:
         """The route for a buffer of so many bytes: that of the nearest length that was tried."""
@@ -83,37 +90,52 @@ def _measure(comm: Comm, place: str) -> Table:
     for route in routes.values():
         route.prepare(comm)
     table: Table = {}
-    spent = torch.zeros(1)
+    left = _SECONDS
     for nbytes in SIZES:
-        begun = comm.clock.now()
-        seconds = _time(comm, list(routes.values()), nbytes)
-        table[nbytes] = list(routes)[int(seconds.argmin())]
+        seconds, spent = _time(comm, routes, nbytes)
+        table[nbytes] = min(seconds, key=lambda name: seconds[name])
         if nbytes >= _LONG:
-            routes = {name: routes[name] for name, s in zip(routes, seconds, strict=True) if s < _MUCH * seconds.min()}
-        last = torch.full((1,), comm.clock.now() - begun)
-        comm.broadcast(last, tag="control/auto")  # worker 0's watch decides, so that all stop together
-        spent += last
-        if spent + 4 * last > _SECONDS:
+            routes = {name: routes[name] for name in seconds}
+        left -= spent
+        if left < max(0.0, 4 * spent - 6 * _EACH):  # what fills its time now takes four times as long at the next
             break
     _remember(comm, place, table)
     return table
 
 
-def _time(comm: Comm, routes: list[Collective], nbytes: int) -> Tensor:
-    """The median seconds of each route at the slowest worker; the routes take turns."""
+def _time(comm: Comm, routes: dict[str, Collective], nbytes: int) -> tuple[dict[str, float], float]:
+    """The median seconds of the routes that were not much slower than the best, and what measuring them took."""
+    everybody = list(routes.values())
+    warm_up = _take_turns(comm, everybody, nbytes, 2)[1]
+    first = _take_turns(comm, everybody, nbytes, max(_LEAST_TURNS, _count_turns(warm_up)))
+    medians = first.median(dim=0).values
+    is_near = medians <= _MUCH * medians.min()
+    near = [name for name, stays in zip(routes, is_near.tolist(), strict=True) if stays]
+    last = _take_turns(comm, [routes[name] for name in near], nbytes, max(1, _count_turns(medians[is_near])))
+    seconds = torch.cat([first[:, is_near], last]).median(dim=0).values
+    return dict(zip(near, seconds.tolist(), strict=True)), float(2 * warm_up.sum() + first.sum() + last.sum())
+
+
+def _count_turns(turn: Tensor) -> int:
+    """How many like this one fit into the time, which is the same for all workers."""
+    return min(_MOST_TURNS, int(_EACH / turn.sum()))
+
+
+def _take_turns(comm: Comm, routes: list[Collective], nbytes: int, turns: int) -> Tensor:
+    """So many rows with the seconds of every route at the slowest worker."""
     buffer, in_a_row = torch.zeros(nbytes // 4), max(1, min(16, 2**21 // nbytes))
-    rounds = _ROUNDS if nbytes < SIZES[-1] else _FEW_ROUNDS
-    mine = torch.zeros(rounds + 1, len(routes), dtype=torch.float64)
-    for turn in mine:
-        for index, route in enumerate(routes):
+    mine = torch.zeros(turns, len(routes), dtype=torch.float64)
+    for turn, row in enumerate(mine):
+        for place in range(len(routes)):
+            index = (turn + place) % len(routes)  # nobody is always behind the same one
             comm.barrier()
             begun = comm.clock.now()
             for _ in range(in_a_row):
-                route.run(comm, buffer, "control/auto")
-            turn[index] = comm.clock.now() - begun
+                routes[index].run(comm, buffer, "control/auto")
+            row[index] = comm.clock.now() - begun
     everybodys = mine.new_empty((comm.size, *mine.shape))
     comm.all_gather(mine, everybodys, tag="control/auto")
-    return everybodys.amax(dim=0)[1:].median(dim=0).values
+    return everybodys.amax(dim=0)
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from training import set_up, train, weights
 
+from tutti.collectives.base import Collective
 from tutti.comm.base import Comm
 from tutti.comm.lossy import Lossy
 from tutti.errors import UserError
 from tutti.launch import Report
+from tutti.spec import parse
 
 
 def add_ranks(comm: Comm, report: Report, note: str = "") -> dict[str, Any]:
@@ -72,3 +74,19 @@ def train_small_models(comm: Comm, _: Report, specs: tuple[str, ...]) -> dict[st
             train(run, range(6))
         found[spec] = comm.gather_bytes(weights(run.replica.model).numpy().tobytes())
     return found
+
+
+def sum_up_what_is_lent(comm: Comm, _: Report, rounds: int) -> bool:
+    """Buffers of many lengths in memory that the wire has given out, over one route after another."""
+    buffer, good = comm.zeros(3_000_000, torch.float32, torch.device("cpu")), True
+    generator = torch.Generator().manual_seed(1)  # the same lengths everywhere
+    routes = [parse(name, Collective) for name in ("ring", "halving-doubling", "direct", "double-binary-tree", "star")]
+    for number in range(rounds):
+        part = buffer[: int(torch.randint(1, len(buffer), (1,), generator=generator))]
+        torch.arange(len(part), out=part).remainder_(1000).add_(comm.rank)  # sums of whole numbers are exact
+        routes[number % len(routes)].run(comm, part, "gradients/0")
+        expected = torch.arange(len(part)).remainder_(1000).mul_(comm.size).add_(sum(range(comm.size)))
+        good &= part.equal(expected.float())
+    verdict = torch.tensor([float(good)])
+    comm.all_reduce(verdict)
+    return bool(verdict == comm.size)

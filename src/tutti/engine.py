@@ -77,7 +77,7 @@ class Run:
         self._make_equal(_tensors(model, optimizer))
         self.lane = Lane(self.comm.fork("lane"), self._device)
         self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
-        self.replica = Replica(model, optimizer)
+        self.replica = Replica(model, optimizer, self.comm.zeros)
         self.replica.on_end = self._end_of_backward
         self._consensus = Consensus(algorithm, self.replica, self.comm)
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`

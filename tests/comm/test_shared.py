@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -9,13 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from launch_targets import sum_up_what_is_lent
 from meshes import mesh
 from workers import make_tls, on_shared, side_by_side
 
 from tutti.comm import shared
-from tutti.comm.base import Comm
+from tutti.comm.base import LOST, Comm, PeerLost
 from tutti.comm.handshake import Access
 from tutti.comm.shared import SharedComm
+from tutti.comm.window import windows
+from tutti.engine import distribute
+from tutti.launch import LaunchOptions, launch
 
 ACCESS = Access("127.0.0.1", b"known to all", timeout=20.0)
 
@@ -151,6 +156,124 @@ def test_a_message_of_another_tag_is_put_aside() -> None:
         theirs.exchange([], [(0, second)], "control/b")
         theirs.exchange([], [(0, first)], "control/a")
         assert (first.item(), second.item()) == (1.0, 2.0)
+
+
+# --- loans -----------------------------------------------------------------------------------------------------------
+
+LONG = 300_000  # elements: more than goes at once
+
+
+def lend(comm: Comm, count: int = LONG) -> torch.Tensor:
+    return comm.zeros(count, torch.float32, torch.device("cpu"))
+
+
+def test_what_is_lent_arrives_among_all_kinds_of_messages() -> None:
+    """Lent or not, long or short, from the middle of a piece; into memory, into a sum, put aside for later."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [int(n) for n in torch.randint(1, 2 * LONG, (60,), generator=generator)]
+
+    def work(comm: Comm) -> bool:
+        good, peer, plain, lent = True, 1 - comm.rank, torch.zeros(2 * LONG), lend(comm, 2 * LONG)
+        for number, length in enumerate(lengths):
+            numbers = torch.arange(length, dtype=torch.float32) + number
+            mine, theirs = numbers + 1000 * comm.rank, numbers + 1000 * peer
+            out = (plain if number % 5 == 0 else lent)[2 * LONG - length :].copy_(mine)
+            got, total = torch.zeros(length), mine.clone()
+            comm.exchange([(peer, out)], [(peer, got)], "control/x")
+            comm.accumulate([(peer, out)], [(peer, total)], "control/y")
+            later, sent = torch.zeros(length), comm.send(peer, out, "control/z")
+            comm.barrier()  # what comes before it was not asked for yet
+            comm.recv(peer, later, "control/z").wait()
+            sent.wait()
+            good &= got.equal(theirs) and total.equal(mine + theirs) and later.equal(theirs)
+        return good
+
+    assert on_shared(2, work) == [True, True]
+
+
+def test_a_loan_is_complete_when_it_is_back() -> None:
+    with mesh(SharedComm, 2) as (ours, theirs):
+        lent, got = lend(ours).fill_(3), torch.zeros(LONG)
+        send = ours.send(1, lent, "control/x")
+        assert send.wait(0.05) is LOST
+        receive = theirs.recv(0, got, "control/x")
+        assert receive.wait() is got
+        assert send.wait() is lent
+        lent.fill_(4)
+        assert got.eq(3).all()
+
+
+def test_nothing_goes_through_the_ring_but_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = shared._Pipe.put
+    passed: list[int] = []
+
+    def count(pipe: shared._Pipe, parts: list[bytes]) -> int:
+        passed.append(sum(map(len, parts)))
+        return put(pipe, parts)
+
+    monkeypatch.setattr(shared._Pipe, "put", count)
+
+    def work(comm: Comm) -> None:
+        lent, total = lend(comm), torch.zeros(LONG)
+        comm.accumulate([(1 - comm.rank, lent)], [(1 - comm.rank, total)], "control/x")
+
+    on_shared(2, work)
+    assert passed
+    assert max(passed) < 1000
+
+
+def test_sums_of_an_odd_place_are_right() -> None:
+    """Elements that begin at no multiple of their width cannot be added where they are."""
+
+    def work(comm: Comm) -> bool:
+        odd = comm.zeros(4 * LONG + 1, torch.uint8, torch.device("cpu"))[1:]
+        odd.copy_(torch.arange(LONG, dtype=torch.float32).view(torch.uint8))
+        total = torch.ones(LONG)
+        comm.accumulate([(1 - comm.rank, odd)], [(1 - comm.rank, total)], "control/x")
+        return total.equal(torch.arange(LONG, dtype=torch.float32) + 1)
+
+    assert on_shared(2, work) == [True, True]
+
+
+def test_real_processes_lend_on_every_route() -> None:
+    assert launch(sum_up_what_is_lent, (10,), LaunchOptions(3), lambda _: None)
+
+
+def test_what_is_trained_lies_where_peers_can_see_it() -> None:
+    """Weights, gradients, and what a relay sends."""
+
+    def work(comm: Comm) -> list[bool]:
+        model = torch.nn.Linear(600, 600)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with distribute(model, optimizer, "relay-sgd-chain", comm=comm) as run:
+            (bucket,) = run.replica.buckets
+            (branch,) = run.algorithm._exchanges[0]._branches  # type: ignore[attr-defined]
+            seen = (model.weight, bucket.grads, branch.out)
+            return [windows().find(tensor.data_ptr(), tensor.nbytes) is not None for tensor in seen]
+
+    assert on_shared(2, work) == [[True] * 3] * 2
+
+
+def test_where_windows_cannot_be_seen_nothing_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError(13, "not yours")
+
+    monkeypatch.setattr(shared, "Outlook", refuse)
+
+    def work(comm: Comm) -> tuple[str, bool, bool]:
+        mine, got = lend(comm).fill_(comm.rank + 1), torch.zeros(LONG)
+        comm.exchange([(1 - comm.rank, mine)], [(1 - comm.rank, got)], "control/x")
+        return comm.wire, windows().find(mine.data_ptr(), 4) is None, bool(got.eq(2 - comm.rank).all())
+
+    assert on_shared(2, work) == [("shared", True, True)] * 2
+
+
+def test_a_peer_that_dies_with_a_loan_is_named() -> None:
+    with mesh(SharedComm, 2) as (ours, theirs):
+        send = ours.send(1, lend(ours), "control/x")
+        theirs._links[0].connection._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+        with pytest.raises(PeerLost, match="worker 1"):
+            send.wait()
 
 
 # --- sleeping --------------------------------------------------------------------------------------------------------

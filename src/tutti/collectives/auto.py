@@ -123,7 +123,7 @@ def _count_turns(turn: Tensor) -> int:
 
 def _take_turns(comm: Comm, routes: list[Collective], nbytes: int, turns: int) -> Tensor:
     """So many rows with the seconds of every route at the slowest worker."""
-    buffer, in_a_row = torch.zeros(nbytes // 4), max(1, min(16, 2**21 // nbytes))
+    buffer, in_a_row = comm.zeros(nbytes // 4, torch.float32, torch.device("cpu")), max(1, min(16, 2**21 // nbytes))
     mine = torch.zeros(turns, len(routes), dtype=torch.float64)
     for turn, row in enumerate(mine):
         for place in range(len(routes)):

@@ -121,6 +121,10 @@ class Comm(ABC):
     def close(self) -> None:
         """Say goodbye and let go of everything; further calls do nothing."""
 
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what will be sent again and again: a wire may put it where its peers can see it."""
+        return torch.zeros(count, dtype=dtype, device=device)
+
     @property
     def native(self) -> Comm:
         """The comm whose operations are the backend's own; this one, where the backend has none."""

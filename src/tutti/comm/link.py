@@ -113,6 +113,11 @@ class Add(Receive):
     def to_come(self, body: memoryview) -> int:
         return self.left
 
+    def add_rest(self, source: Tensor) -> None:
+        """All bytes that have not come, from where they are."""
+        self.tensor[self.place :].add_(source.view(self.tensor.dtype))
+        self.left = 0
+
     def landed(self, body: memoryview, got: int) -> memoryview:
         """Add the whole elements; a part of one moves to the front and waits for the rest."""
         self.left -= got

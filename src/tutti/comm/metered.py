@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -155,6 +156,9 @@ class Metered(Comm):
 
     def fork(self, name: str) -> Metered:
         return metered(self.inner.fork(name), self.meter)
+
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.inner.zeros(count, dtype, device)
 
     @property
     def native(self) -> Comm:

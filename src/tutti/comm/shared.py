@@ -5,9 +5,12 @@ frames in it are those of the tcp wire, so that everything above the connection 
 to do gives way a few times, then says so in the pipe and sleeps on the sockets, where whoever moves the pipe next wakes
 it by a byte. The sockets also tell of a peer's death.
 
-The memory is a file in /dev/shm without a name as soon as both ends have it, so that nothing stays behind. Positions
-are published behind the bytes they speak of; that order is kept by x86 processors only, and elsewhere, or where a
-worker is in another network namespace, container or machine, or with TLS, the sockets do all the work.
+Long messages from memory that `zeros` has given out (see window.py) do not go through the ring: the writer lends them,
+the reader takes them from where they are, and a send is complete when its loan is back.
+
+The memory of the pipes is a file in /dev/shm without a name as soon as both ends have it, so that nothing stays behind.
+Positions are published behind the bytes they speak of; that order is kept by x86 processors only, and elsewhere, or
+where a worker is in another network namespace, container or machine, or with TLS, the sockets do all the work.
 """
 
 from __future__ import annotations
@@ -29,13 +32,14 @@ from torch import Tensor
 from tutti.clock import Clock
 from tutti.comm.base import Comm, Message, Step
 from tutti.comm.handshake import Access
-from tutti.comm.link import HEADER, Link, bytes_of
+from tutti.comm.link import HEADER, Add, Link, bytes_of
 from tutti.comm.tcp import TcpComm
+from tutti.comm.window import Outlook, Place, windows
 from tutti.machine import name_host
 
 _FOLDER = Path("/dev/shm")
 _LINE = 64  # bytes; what two processors hand each other at a time
-_POSITIONS = 4 * _LINE  # bytes before the ring
+_POSITIONS = 5 * _LINE  # bytes before the ring
 _ROOM = 2**23  # bytes of all the pipes to one worker's peers, more or less
 _LEAST_ROOM = 2**18  # bytes of one pipe
 _SHORT = 2**19  # bytes of a message that goes at once
@@ -59,6 +63,7 @@ class SharedComm(TcpComm):
         machine = _find_machine() if access.tls is None else ""
         self._near = self._map_memory(self._find_near(machine))
         self._all_near = len(self._near) == len(self._links)
+        self._show_windows()
         self.wire = "shared" if self._near or size == 1 else "tcp"
         self._pipes = {link.peer: pipes for link, pipes in self._near}
         self.barrier()  # nobody says goodbye in memory that another has not looked at yet
@@ -72,7 +77,7 @@ class SharedComm(TcpComm):
 
     def _map_memory(self, peers: list[int]) -> list[tuple[Link, _Pipes]]:
         """The lower rank of a pair makes the file; a pair that cannot map it stays with its sockets."""
-        room = max(_LEAST_ROOM, _ROOM // self.size)
+        room = max(_LEAST_ROOM, _ROOM // self.size) // _LINE * _LINE
         offers = {peer: _make_file(2 * (_POSITIONS + room)) for peer in peers if peer > self.rank}
         names = {peer: torch.zeros(128, dtype=torch.uint8) for peer in peers if peer < self.rank}
         answers = {peer: torch.zeros(1) for peer in offers}
@@ -92,6 +97,26 @@ class SharedComm(TcpComm):
         link = self._links[peer]
         link.connection = pipes = _Pipes(link, memory, first=self.rank < peer)  # type: ignore[assignment]
         return link, pipes
+
+    def _show_windows(self) -> None:
+        """Everybody looks at every near peer's windows, and lends only to those that could see his own."""
+        mine = torch.tensor([os.getpid(), -1, 0])
+        with suppress(OSError):
+            mine = torch.tensor([os.getpid(), windows().fd, windows().number])
+        theirs = {pipes.peer: torch.zeros(3, dtype=torch.int64) for _, pipes in self._near}
+        answers = {peer: torch.zeros(1) for peer in theirs}
+        TcpComm.exchange(self, [(peer, mine) for peer in theirs], list(theirs.items()), "control/memory")
+        could = {pipes.peer: pipes.look_out(*theirs[pipes.peer].tolist()) for _, pipes in self._near}
+        sends = [(peer, torch.full((1,), float(sees))) for peer, sees in could.items()]
+        TcpComm.exchange(self, sends, list(answers.items()), "control/memory")
+        for _, pipes in self._near:
+            pipes.lends = bool(answers[pipes.peer].item())
+
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if device.type == "cpu" and count * dtype.itemsize > _SHORT and any(pipes.lends for _, pipes in self._near):
+            with suppress(OSError):
+                return windows().zeros(count, dtype)
+        return super().zeros(count, dtype, device)
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """Short messages straight into and out of the memory, where nothing else is under way."""
@@ -133,6 +158,19 @@ class SharedComm(TcpComm):
             Comm.stream(self, steps, lag, tag)
         else:
             super().stream(steps, lag, tag)
+
+    def _read_header(self, link: Link) -> bool:
+        """What is left of a sum on loan is added from where it is."""
+        if not super()._read_header(link):
+            return False
+        receive, pipes = link.receive, link.connection
+        if isinstance(receive, Add) and isinstance(pipes, _Pipes) and link.body is not None:
+            source = pipes.borrow(receive.left) if len(link.body) == len(receive.view) else None  # no half elements
+            if source is not None and source.data_ptr() % receive.tensor.element_size() == 0:
+                receive.add_rest(source)
+                pipes.give_back()
+                link.body = link.body[:0]
+        return True
 
     def _write(self, link: Link) -> None:
         if not isinstance(link.connection, _Pipes):
@@ -185,19 +223,27 @@ class _Pipes:
     """What stands in a link for its socket: a pipe to the peer and one from it."""
 
     def __init__(self, link: Link, memory: mmap.mmap, first: bool) -> None:
-        self._link, self._socket = link, link.connection
+        self._link, self._socket, self.peer = link, link.connection, link.peer
         self._memory = memory
         whole = memoryview(memory)
         half = len(whole) // 2
         parts = whole[:half], whole[half:]
         self._out, self._in = (_Pipe(parts[0]), _Pipe(parts[1])) if first else (_Pipe(parts[1]), _Pipe(parts[0]))
         self._ended = False
+        self.lends = False  # to a peer that can see this worker's windows
+        self._lent = False  # what is to be sent next
+
+    def look_out(self, process: int, fd: int, number: int) -> bool:
+        """Whether the peer's windows can be seen."""
+        with suppress(OSError):
+            self._in.outlook = Outlook(process, fd, number)
+        return self._in.outlook is not None
 
     def readable(self) -> bool:
         return self._ended or self._in.filled() > 0
 
     def writable(self) -> bool:
-        return self._out.room() > 0
+        return not self._out.on_loan() and self._out.room() > 0
 
     def post(self, code: int, tensor: Tensor) -> bool:
         """A whole short message at once; False where that cannot be."""
@@ -217,8 +263,19 @@ class _Pipes:
         return True
 
     def sendmsg(self, parts: list[Any]) -> int:
-        sent = self._out.put(parts)
-        if sent == 0 and any(len(part) for part in parts):
+        """Bytes that have passed; of what was lent none before all of it is back."""
+        if self._out.on_loan():
+            raise BlockingIOError
+        *before, last = parts
+        if self._lent:
+            self._lent = False
+            return len(last)
+        place = windows().find(_address(last), len(last)) if self.lends and len(last) > _SHORT else None
+        sent = self._out.put(parts if place is None else before)
+        if place is not None and sent == sum(map(len, before)):
+            self._out.lend(place, len(last))
+            self._lent = True
+        elif sent == 0 and any(len(part) for part in parts):
             raise BlockingIOError
         self._wake(self._out.reader_sleeps)
         return sent
@@ -232,11 +289,20 @@ class _Pipes:
                 break
         if got == 0:
             self._empty()
-        self._wake(self._in.writer_sleeps)
+        if not self._in.on_loan():
+            self._wake(self._in.writer_sleeps)
         return (got,)
 
     def recv_into(self, view: memoryview) -> int:
         return self.recvmsg_into([view])[0]
+
+    def borrow(self, nbytes: int) -> Tensor | None:
+        """What is on loan, if that is just what is left of it."""
+        return self._in.borrow(nbytes)
+
+    def give_back(self) -> None:
+        self._in.give_back()
+        self._wake(self._in.writer_sleeps)
 
     def _empty(self) -> None:
         if not self._ended:
@@ -268,16 +334,22 @@ class _Pipes:
 
     def close(self) -> None:
         self._socket.close()
+        if self._in.outlook is not None:
+            self._in.outlook.close()
 
 
 class _Pipe:
-    """One direction: positions that only grow, who sleeps, and a ring of bytes."""
+    """One direction: positions that only grow, who sleeps, and a ring of bytes. What is on loan has positions too, but
+    no place in the ring, and nothing is written behind it until it is back."""
+
+    outlook: Outlook | None = None  # on the writer's windows
 
     def __init__(self, memory: memoryview) -> None:
         numbers = memory[:_POSITIONS].cast("Q")
         step = _LINE // 8
         self._written, self._read = numbers[0:1], numbers[step : step + 1]
         self.reader_sleeps, self.writer_sleeps = numbers[2 * step : 2 * step + 1], numbers[3 * step : 3 * step + 1]
+        self._loan = numbers[4 * step : 4 * step + 5]  # from where to where, and its place in the writer's windows
         self._ring = memory[_POSITIONS:]
         self._capacity = len(self._ring)
 
@@ -300,9 +372,39 @@ class _Pipe:
         self._written[0] = at
         return at - begun
 
+    def lend(self, place: Place, nbytes: int) -> None:
+        at = self._written[0]
+        for index, value in enumerate((at, at + nbytes, *place)):
+            self._loan[index] = value
+        self._written[0] = at + nbytes
+
+    def on_loan(self) -> bool:
+        return self._read[0] < self._loan[1]
+
+    def borrow(self, nbytes: int) -> Tensor | None:
+        """The next bytes, if they are the last of a loan."""
+        at, written = self._read[0], self._written[0]  # looked at before the loan, which was there before
+        begin, end, *place = self._loan
+        if self.outlook is None or not begin <= at < end or end > written or end - at != nbytes:
+            return None
+        return self.outlook.see(Place(*place), end - begin)[at - begin :]
+
+    def give_back(self) -> None:
+        self._read[0] = self._loan[1]
+
     def take(self, view: memoryview) -> int:
         at = self._read[0]
-        length = min(len(view), self._written[0] - at)
+        length = min(len(view), self._written[0] - at)  # looked at before the loan, which was there before
+        begin, end, *where = self._loan
+        if begin <= at < end and length:
+            assert self.outlook is not None
+            length = min(length, end - at)
+            source = self.outlook.see(Place(*where), end - begin)[at - begin : at - begin + length]
+            ctypes.memmove(_address(view), source.data_ptr(), length)
+            self._read[0] = at + length
+            return length
+        if at < begin:
+            length = min(length, begin - at)
         if length:
             place = at % self._capacity
             first = min(length, self._capacity - place)
@@ -349,10 +451,11 @@ def _copy(target: memoryview, source: Any) -> None:
     if len(target) < _LONG:
         target[:] = source
     else:
-        kind = ctypes.c_ubyte
-        ctypes.memmove(
-            ctypes.addressof(kind.from_buffer(target)), ctypes.addressof(kind.from_buffer(source)), len(target)
-        )
+        ctypes.memmove(_address(target), _address(source), len(target))
+
+
+def _address(view: Any) -> int:
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
 
 
 # --- where the memory comes from -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from tutti.comm.base import Comm, Message, Pending, Step
@@ -47,6 +48,9 @@ class Subset(Comm):
     def fork(self, name: str) -> Subset:
         """The same workers over a fork of the wire beneath, so its other workers must call this too."""
         return Subset(self._inner.fork(name), self._ranks)
+
+    def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._inner.zeros(count, dtype, device)
 
     def note(self, tag: str, nbytes: float) -> None:
         self._inner.note(tag, nbytes)

@@ -27,6 +27,7 @@ Paper: Vogels et al., "RelaySum for decentralized deep learning on heterogeneous
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -34,6 +35,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from tutti.comm.base import Comm
 from tutti.exchanges.base import Exchange
 from tutti.spec import part
 from tutti.topologies.base import Topology, find_parents
@@ -42,13 +44,12 @@ from tutti.topologies.base import Topology, find_parents
 class Branch:
     """One tree's piece of the buffer, at one worker. A message has one element more than the piece: its count."""
 
-    def __init__(self, neighbours: list[int], numel: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, comm: Comm, neighbours: list[int], numel: int, dtype: torch.dtype, device: torch.device) -> None:
         self.neighbours = neighbours
+        shape = len(neighbours), numel + 1
         self.start = torch.zeros(numel, dtype=dtype, device=device)  # x_0; all zero until `begin`
-        # what came one step before, what goes out, and where what comes in goes
-        self.known, self.out, self.landing = (
-            torch.zeros(len(neighbours), numel + 1, dtype=dtype, device=device) for _ in range(3)
-        )
+        self.known, self.landing = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))  # now, and next
+        self.out = comm.zeros(math.prod(shape), dtype, device).view(shape)
 
     def fill(self, piece: Tensor) -> None:
         """Make what goes out: to each neighbour this worker's own and all that is known from the others."""
@@ -96,7 +97,7 @@ class Relay(Exchange):
         dtype = torch.promote_types(self.layout.dtype, torch.float32)
         pieces = torch.empty(self.layout.numel, device="meta").tensor_split(self.topology.parts)
         self._branches = [
-            Branch(self._find_neighbours(at), piece.numel(), dtype, self.layout.device)
+            Branch(self.comm, self._find_neighbours(at), piece.numel(), dtype, self.layout.device)
             for at, piece in enumerate(pieces)
         ]
 

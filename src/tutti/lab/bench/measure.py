@@ -67,7 +67,7 @@ class _Point:
         kind = dtype_of(dtype)
         self._contents = Contents(count_elements(nbytes, kind, comm.size), kind, comm.size)
         self._start = self._contents.of(comm.rank)
-        self._buffer = self._start.clone()
+        self._buffer = comm.zeros(self._start.numel(), kind, self._start.device)
 
     def measure(self, plan: Plan) -> list[Measured]:
         names = list(self._routes)

@@ -49,11 +49,11 @@ class Windows:
             os.posix_fallocate(self.fd, begin, length)  # now, or the first touch would end the process
             self._end += length
             memory = _Memory(self.fd, length, offset=begin)
-            tensor = torch.frombuffer(memory, dtype=dtype)[:count]  # it keeps the memory
-            piece = (tensor.data_ptr(), length, begin)
+            whole = torch.frombuffer(memory, dtype=dtype)  # it keeps the memory
+            piece = (whole.data_ptr(), length, begin)
             insort(self._pieces, piece)
             memory.forget = partial(self._forget, piece)
-        return tensor
+        return whole[:count]
 
     def find(self, address: int, nbytes: int) -> Place | None:
         """Where others find these bytes; None where they cannot see them."""

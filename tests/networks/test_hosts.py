@@ -24,6 +24,7 @@ from hosts_here import (
 
 from tutti.errors import UserError
 from tutti.hosts.quota import Quota
+from tutti.lab.network import find_doubts
 from tutti.lab.record import Record
 from tutti.networks.base import Network
 from tutti.networks.hosts import Hosts
@@ -267,9 +268,10 @@ def test_the_record_says_what_was_asked_and_measured(records: dict[str, Record],
     network = records[name].launch["network"]
     assert network["asked"] == NETWORK
     assert [row["asked"] for row in network["measured"]] == [4e7, 4e7]
+    much = 0.5 if find_doubts(network) else 0.05  # a machine that stands still now and then is told of
     for row in network["measured"]:
-        assert row["out"] == pytest.approx(4e7, rel=0.05)
-        assert row["in"] == pytest.approx(4e7, rel=0.05)
+        assert row["out"] == pytest.approx(4e7, rel=much)
+        assert row["in"] == pytest.approx(4e7, rel=much)
         assert 0 < row["cpu"] < 0.5
     assert records[name].launch["threads"] == 1
 

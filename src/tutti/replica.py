@@ -89,18 +89,11 @@ class Bucket:
         return [parameter.detach() for parameter in self.parameters]
 
 
-def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(count, dtype=dtype, device=device)
-
-
 class Replica:
     """A model and its optimizer; see the module."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        zeros: Callable[[int, torch.dtype, torch.device], Tensor] = _zeros,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, zeros: Callable[..., Tensor] = torch.zeros
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self._zeros = zeros  # makes what is sent and received
@@ -150,7 +143,7 @@ class Replica:
 
     def _add_bucket(self, named: list[tuple[str, nn.Parameter]], groups: dict[nn.Parameter, int]) -> None:
         layout = Layout.of([(name, p) for name, p in named])
-        spacious, grads = (self._zeros(layout.total, layout.dtype, layout.device) for _ in range(2))
+        spacious, grads = (self._zeros(layout.total, dtype=layout.dtype, device=layout.device) for _ in range(2))
         weights = spacious[: layout.numel]
         parameters = [p for _, p in named]
         views = [s.view(grads) for s in layout.slices]

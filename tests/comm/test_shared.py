@@ -14,9 +14,10 @@ from launch_targets import sum_up_what_is_lent
 from meshes import mesh
 from workers import make_tls, on_shared, side_by_side
 
-from tutti.comm import shared
+from tutti.comm import pipes, shared
 from tutti.comm.base import LOST, Comm, PeerLost
 from tutti.comm.handshake import Access
+from tutti.comm.pipes import Pipe, Pipes
 from tutti.comm.shared import SharedComm
 from tutti.comm.window import windows
 from tutti.engine import distribute
@@ -87,13 +88,13 @@ def test_a_file_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_of_two_messages_that_look_alike_the_first_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the first one arrives just behind the look for it, and before the look for the second."""
-    fetch, looked = shared._Pipes.fetch, threading.local()
+    fetch, looked = Pipes.fetch, threading.local()
 
-    def too_early(pipes: shared._Pipes, code: int, tensor: torch.Tensor) -> bool:
+    def too_early(pipes: Pipes, code: int, tensor: torch.Tensor) -> bool:
         looked.times = getattr(looked, "times", 0) + 1
         return looked.times % 3 > 0 and fetch(pipes, code, tensor)
 
-    monkeypatch.setattr(shared._Pipes, "fetch", too_early)
+    monkeypatch.setattr(Pipes, "fetch", too_early)
 
     def work(comm: Comm) -> list[float]:
         peer, seen = 1 - comm.rank, []
@@ -204,14 +205,14 @@ def test_a_loan_is_complete_when_it_is_back() -> None:
 
 
 def test_nothing_goes_through_the_ring_but_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = shared._Pipe.put
+    put = Pipe.put
     passed: list[int] = []
 
-    def count(pipe: shared._Pipe, parts: list[bytes]) -> int:
+    def count(pipe: Pipe, parts: list[bytes]) -> int:
         passed.append(sum(map(len, parts)))
         return put(pipe, parts)
 
-    monkeypatch.setattr(shared._Pipe, "put", count)
+    monkeypatch.setattr(Pipe, "put", count)
 
     def work(comm: Comm) -> None:
         lent, total = lend(comm), torch.zeros(LONG)
@@ -258,7 +259,7 @@ def test_where_windows_cannot_be_seen_nothing_is_lent(monkeypatch: pytest.Monkey
     def refuse(*_: int) -> None:
         raise PermissionError(13, "not yours")
 
-    monkeypatch.setattr(shared, "Outlook", refuse)
+    monkeypatch.setattr(pipes, "Outlook", refuse)
 
     def work(comm: Comm) -> tuple[str, bool, bool]:
         mine, got = lend(comm).fill_(comm.rank + 1), torch.zeros(LONG)

@@ -58,6 +58,21 @@ def exchange_with_everybody(comm: Comm) -> None:
             same(tensor, value(peer, shape, dtype, what=comm.rank))
 
 
+def memory_of_the_wires_own(comm: Comm) -> None:
+    """It is zero, and what lies in it, short or long, is sent and added up as anything else."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (0, 5, 200_000) if comm.size > 1 else (0, 5):
+        out = comm.zeros(count, torch.float32, torch.device("cpu"))
+        same(out, torch.zeros(count))
+        out += comm.rank + 1
+        got, total = torch.zeros(count), torch.ones(count)
+        if comm.size > 1:
+            comm.exchange([(right, out)], [(left, got)], "control/check")
+            comm.accumulate([(right, out)], [(left, total)], "control/check")
+            same(got, torch.full((count,), left + 1.0))
+            same(total, torch.full((count,), left + 2.0))
+
+
 def exchange_keeps_order(comm: Comm) -> None:
     """Messages of one tag between the same two arrive in the order they were sent, within one call and over calls."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -257,6 +272,7 @@ def forks_run_side_by_side(comm: Comm) -> None:
 
 OPERATIONS: list[Check] = [
     exchange_with_everybody,
+    memory_of_the_wires_own,
     exchange_keeps_order,
     an_exchange_says_what_came,
     several_exchanges_under_way,

@@ -265,8 +265,8 @@ def _round_trip(connection: socket.socket) -> float:
 
 def _deepen(connection: socket.socket) -> None:
     """Nobody turns the poll loop while a worker computes, and what the kernel would have under way over so short a way
-    is over at once: links were idle for a fifth of the time. Where the system allows less than this it is left alone,
-    since what is asked for once no longer grows by itself."""
+    is over at once. Where the system allows less than this it is left alone, since what is asked for once no longer
+    grows by itself."""
     for name, option in (("wmem_max", socket.SO_SNDBUF), ("rmem_max", socket.SO_RCVBUF)):
         with suppress(OSError, ValueError):
             if int(Path(f"/proc/sys/net/core/{name}").read_text()) >= _DEEP:

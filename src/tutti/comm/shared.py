@@ -1,9 +1,9 @@
 """Our wire between workers of one machine: memory that both have mapped instead of sockets; sockets to all others.
 
-Each pair shares two pipes, one per direction: a ring of bytes with the writer's and the reader's position in front. The
-frames in it are those of the tcp wire, so that everything above the connection is the same. A worker that finds nothing
-to do gives way a few times, then says so in the pipe and sleeps on the sockets, where whoever moves the pipe next wakes
-it by a byte. The sockets also tell of a peer's death.
+Each pair shares two pipes, one per direction (pipes.py). The frames in them are those of the tcp wire, so that
+everything above the connection is the same. A worker that finds nothing to do gives way a few times, then says so in
+the pipe and sleeps on the sockets, where whoever moves the pipe next wakes it by a byte. The sockets also tell of a
+peer's death.
 
 Long messages from memory that `zeros` has given out (see window.py) do not go through the ring: the writer lends them,
 the reader takes them from where they are, and a send is complete when its loan is back.
@@ -15,7 +15,6 @@ where a worker is in another network namespace, container or machine, or with TL
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import platform
@@ -23,7 +22,6 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,18 +30,15 @@ from torch import Tensor
 from tutti.clock import Clock
 from tutti.comm.base import Comm, Message, Step
 from tutti.comm.handshake import Access
-from tutti.comm.link import HEADER, Add, Link, bytes_of
+from tutti.comm.link import Add, Link
+from tutti.comm.pipes import LINE, POSITIONS, SHORT, Pipes
 from tutti.comm.tcp import TcpComm
-from tutti.comm.window import Outlook, Place, windows
+from tutti.comm.window import windows
 from tutti.machine import name_host
 
 _FOLDER = Path("/dev/shm")
-_LINE = 64  # bytes; what two processors hand each other at a time
-_POSITIONS = 5 * _LINE  # bytes before the ring
 _ROOM = 2**23  # bytes of all the pipes to one worker's peers, more or less
 _LEAST_ROOM = 2**18  # bytes of one pipe
-_SHORT = 2**19  # bytes of a message that goes at once
-_LONG = 2**15  # bytes from which a copy is worth letting other threads run
 _NAP = 0.05  # seconds; the longest sleep between two looks at the memory, should a wake-up call get lost
 _LOOKS = 32  # at the memory, for one at the sockets
 
@@ -58,7 +53,7 @@ class SharedComm(TcpComm):
         self, rank: int, size: int, store: dist.Store, access: Access, clock: Clock | None = None, mesh: str = "main"
     ) -> None:
         super().__init__(rank, size, store, access, clock, mesh)
-        self._near: list[tuple[Link, _Pipes]] = []
+        self._near: list[tuple[Link, Pipes]] = []
         self._all_near, self._looks = False, 0
         machine = _find_machine() if access.tls is None else ""
         self._near = self._map_memory(self._find_near(machine))
@@ -75,10 +70,10 @@ class SharedComm(TcpComm):
         self.exchange([(peer, mine) for peer in rows], list(rows.items()), "control/machine")
         return [peer for peer in sorted(rows) if machine and _to_text(rows[peer]) == machine]
 
-    def _map_memory(self, peers: list[int]) -> list[tuple[Link, _Pipes]]:
+    def _map_memory(self, peers: list[int]) -> list[tuple[Link, Pipes]]:
         """The lower rank of a pair makes the file; a pair that cannot map it stays with its sockets."""
-        room = max(_LEAST_ROOM, _ROOM // self.size) // _LINE * _LINE
-        offers = {peer: _make_file(2 * (_POSITIONS + room)) for peer in peers if peer > self.rank}
+        room = max(_LEAST_ROOM, _ROOM // self.size) // LINE * LINE
+        offers = {peer: _make_file(2 * (POSITIONS + room)) for peer in peers if peer > self.rank}
         names = {peer: torch.zeros(128, dtype=torch.uint8) for peer in peers if peer < self.rank}
         answers = {peer: torch.zeros(1) for peer in offers}
         try:
@@ -93,9 +88,9 @@ class SharedComm(TcpComm):
         made = {peer: memory for peer, (_, memory) in offers.items() if answers[peer].item()}
         return [self._join(peer, memory) for peer, memory in sorted({**made, **taken}.items()) if memory is not None]
 
-    def _join(self, peer: int, memory: mmap.mmap) -> tuple[Link, _Pipes]:
+    def _join(self, peer: int, memory: mmap.mmap) -> tuple[Link, Pipes]:
         link = self._links[peer]
-        link.connection = pipes = _Pipes(link, memory, first=self.rank < peer)  # type: ignore[assignment]
+        link.connection = pipes = Pipes(link, memory, first=self.rank < peer)  # type: ignore[assignment]
         return link, pipes
 
     def _show_windows(self) -> None:
@@ -113,7 +108,7 @@ class SharedComm(TcpComm):
             pipes.lends = bool(answers[pipes.peer].item())
 
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if device.type == "cpu" and count * dtype.itemsize > _SHORT and any(pipes.lends for _, pipes in self._near):
+        if device.type == "cpu" and count * dtype.itemsize > SHORT and any(pipes.lends for _, pipes in self._near):
             with suppress(OSError):
                 return windows().zeros(count, dtype)
         return super().zeros(count, dtype, device)
@@ -135,7 +130,7 @@ class SharedComm(TcpComm):
             each.wait()
 
     def start_exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> Callable[[], list[bool]]:
-        if all(tensor.nbytes <= _SHORT for _, tensor in (*sends, *recvs)):
+        if all(tensor.nbytes <= SHORT for _, tensor in (*sends, *recvs)):
             return Comm.start_exchange(self, sends, recvs, tag)
         return super().start_exchange(sends, recvs, tag)
 
@@ -148,13 +143,13 @@ class SharedComm(TcpComm):
         return missing
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
-        if all(tensor.nbytes <= _SHORT for _, tensor in recvs):
+        if all(tensor.nbytes <= SHORT for _, tensor in recvs):
             Comm.accumulate(self, sends, recvs, tag)
         else:
             super().accumulate(sends, recvs, tag)
 
     def stream(self, steps: Sequence[Step], lag: int, tag: str) -> None:
-        if all(step.into is None or step.into[1].nbytes <= _SHORT for step in steps):
+        if all(step.into is None or step.into[1].nbytes <= SHORT for step in steps):
             Comm.stream(self, steps, lag, tag)
         else:
             super().stream(steps, lag, tag)
@@ -164,16 +159,16 @@ class SharedComm(TcpComm):
         if not super()._read_header(link):
             return False
         receive, pipes = link.receive, link.connection
-        if isinstance(receive, Add) and isinstance(pipes, _Pipes) and link.body is not None:
+        if isinstance(receive, Add) and isinstance(pipes, Pipes) and link.body is not None:
             source = pipes.borrow(receive.left) if len(link.body) == len(receive.view) else None  # no half elements
             if source is not None and source.data_ptr() % receive.tensor.element_size() == 0:
                 receive.add_rest(source)
-                pipes.give_back()
+                pipes.give_back(len(source))
                 link.body = link.body[:0]
         return True
 
     def _write(self, link: Link) -> None:
-        if not isinstance(link.connection, _Pipes):
+        if not isinstance(link.connection, Pipes):
             super()._write(link)
             return
         outbox = link.outbox
@@ -211,251 +206,12 @@ class SharedComm(TcpComm):
         for fd, event in self._poller.poll(seconds * 1000):
             moved = True
             link = self._by_fd[fd]
-            if isinstance(link.connection, _Pipes):
+            if isinstance(link.connection, Pipes):
                 if link.connection.answer():
                     self._read(link)
                 continue
             self._serve(link, event)
         return moved
-
-
-class _Pipes:
-    """What stands in a link for its socket: a pipe to the peer and one from it."""
-
-    def __init__(self, link: Link, memory: mmap.mmap, first: bool) -> None:
-        self._link, self._socket, self.peer = link, link.connection, link.peer
-        self._memory = memory
-        whole = memoryview(memory)
-        half = len(whole) // 2
-        parts = whole[:half], whole[half:]
-        self._out, self._in = (_Pipe(parts[0]), _Pipe(parts[1])) if first else (_Pipe(parts[1]), _Pipe(parts[0]))
-        self._ended = False
-        self.lends = False  # to a peer that can see this worker's windows
-        self._lent = False  # what is to be sent next
-
-    def look_out(self, process: int, fd: int, number: int) -> bool:
-        """Whether the peer's windows can be seen."""
-        with suppress(OSError):
-            self._in.outlook = Outlook(process, fd, number)
-        return self._in.outlook is not None
-
-    def readable(self) -> bool:
-        return self._ended or self._in.filled() > 0
-
-    def writable(self) -> bool:
-        return not self._out.on_loan() and self._out.room() > 0
-
-    def post(self, code: int, tensor: Tensor) -> bool:
-        """A whole short message at once; False where that cannot be."""
-        if self._link.outbox or self._link.closed or not self._out.post(code, tensor):
-            return False
-        self._wake(self._out.reader_sleeps)
-        return True
-
-    def fetch(self, code: int, tensor: Tensor) -> bool:
-        """A whole short message at once; False where it is not there, or not the next one."""
-        link = self._link
-        if link.posted or link.body is not None or link.got or link.pushed or link.late or link.aside.get(code):
-            return False
-        if not self._in.fetch(code, tensor):
-            return False
-        self._wake(self._in.writer_sleeps)
-        return True
-
-    def sendmsg(self, parts: list[Any]) -> int:
-        """Bytes that have passed; of what was lent none before all of it is back."""
-        if self._out.on_loan():
-            raise BlockingIOError
-        *before, last = parts
-        if self._lent:
-            self._lent = False
-            return len(last)
-        place = windows().find(_address(last), len(last)) if self.lends and len(last) > _SHORT else None
-        sent = self._out.put(parts if place is None else before)
-        if place is not None and sent == sum(map(len, before)):
-            self._out.lend(place, len(last))
-            self._lent = True
-        elif sent == 0 and any(len(part) for part in parts):
-            raise BlockingIOError
-        self._wake(self._out.reader_sleeps)
-        return sent
-
-    def recvmsg_into(self, views: list[memoryview]) -> tuple[int]:
-        got = 0
-        for view in views:
-            taken = self._in.take(view)
-            got += taken
-            if taken < len(view):
-                break
-        if got == 0:
-            self._empty()
-        if not self._in.on_loan():
-            self._wake(self._in.writer_sleeps)
-        return (got,)
-
-    def recv_into(self, view: memoryview) -> int:
-        return self.recvmsg_into([view])[0]
-
-    def borrow(self, nbytes: int) -> Tensor | None:
-        """What is on loan, if that is just what is left of it."""
-        return self._in.borrow(nbytes)
-
-    def give_back(self) -> None:
-        self._in.give_back()
-        self._wake(self._in.writer_sleeps)
-
-    def _empty(self) -> None:
-        if not self._ended:
-            raise BlockingIOError
-
-    def sleep(self) -> None:
-        """Say that a byte on the socket is needed to wake this worker."""
-        self._in.reader_sleeps[0] = 1
-        self._out.writer_sleeps[0] = 1
-
-    def _wake(self, asleep: memoryview) -> None:
-        if asleep[0]:
-            asleep[0] = 0
-            with suppress(OSError):
-                self._socket.send(b"\0")
-
-    def answer(self) -> bool:
-        """Take the wake-up calls away; True when the connection has ended."""
-        try:
-            self._ended = not self._socket.recv(4096)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._ended = True
-        return self._ended
-
-    def setsockopt(self, *_: Any) -> None:
-        """The memory has none."""
-
-    def close(self) -> None:
-        self._socket.close()
-        if self._in.outlook is not None:
-            self._in.outlook.close()
-
-
-class _Pipe:
-    """One direction: positions that only grow, who sleeps, and a ring of bytes. What is on loan has positions too, but
-    no place in the ring, and nothing is written behind it until it is back."""
-
-    outlook: Outlook | None = None  # on the writer's windows
-
-    def __init__(self, memory: memoryview) -> None:
-        numbers = memory[:_POSITIONS].cast("Q")
-        step = _LINE // 8
-        self._written, self._read = numbers[0:1], numbers[step : step + 1]
-        self.reader_sleeps, self.writer_sleeps = numbers[2 * step : 2 * step + 1], numbers[3 * step : 3 * step + 1]
-        self._loan = numbers[4 * step : 4 * step + 5]  # from where to where, and its place in the writer's windows
-        self._ring = memory[_POSITIONS:]
-        self._capacity = len(self._ring)
-
-    def filled(self) -> int:
-        return self._written[0] - self._read[0]
-
-    def room(self) -> int:
-        return self._capacity - self.filled()
-
-    def put(self, parts: list[Any]) -> int:
-        """As much of these as there is room for; returns how many bytes."""
-        at = self._written[0]
-        room = self._capacity - (at - self._read[0])
-        begun = at
-        for part in parts:
-            length = min(len(part), room)
-            self._copy_in(at % self._capacity, part, length)
-            at += length
-            room -= length
-        self._written[0] = at
-        return at - begun
-
-    def lend(self, place: Place, nbytes: int) -> None:
-        at = self._written[0]
-        for index, value in enumerate((at, at + nbytes, *place)):
-            self._loan[index] = value
-        self._written[0] = at + nbytes
-
-    def on_loan(self) -> bool:
-        return self._read[0] < self._loan[1]
-
-    def borrow(self, nbytes: int) -> Tensor | None:
-        """The next bytes, if they are the last of a loan."""
-        at, written = self._read[0], self._written[0]  # looked at before the loan, which was there before
-        begin, end, *place = self._loan
-        if self.outlook is None or not begin <= at < end or end > written or end - at != nbytes:
-            return None
-        return self.outlook.see(Place(*place), end - begin)[at - begin :]
-
-    def give_back(self) -> None:
-        self._read[0] = self._loan[1]
-
-    def take(self, view: memoryview) -> int:
-        at = self._read[0]
-        length = min(len(view), self._written[0] - at)  # looked at before the loan, which was there before
-        begin, end, *where = self._loan
-        if begin <= at < end and length:
-            assert self.outlook is not None
-            length = min(length, end - at)
-            source = self.outlook.see(Place(*where), end - begin)[at - begin : at - begin + length]
-            ctypes.memmove(_address(view), source.data_ptr(), length)
-            self._read[0] = at + length
-            return length
-        if at < begin:
-            length = min(length, begin - at)
-        if length:
-            place = at % self._capacity
-            first = min(length, self._capacity - place)
-            _copy(view[:first], self._ring[place : place + first])
-            if first < length:
-                _copy(view[first:length], self._ring[: length - first])
-            self._read[0] = at + length
-        return length
-
-    def post(self, code: int, tensor: Tensor) -> bool:
-        nbytes, at = tensor.nbytes, self._written[0]
-        place, end = at % self._capacity, at + HEADER.size + nbytes
-        if nbytes > _SHORT or end - self._read[0] > self._capacity or place + end - at > self._capacity:
-            return False
-        if not tensor.is_cpu:
-            return False
-        HEADER.pack_into(self._ring, place, code, nbytes)
-        _copy(self._ring[place + HEADER.size : place + end - at], bytes_of(tensor))
-        self._written[0] = end
-        return True
-
-    def fetch(self, code: int, tensor: Tensor) -> bool:
-        at = self._read[0]
-        if self._written[0] == at:
-            return False
-        nbytes = tensor.nbytes
-        place, end = at % self._capacity, at + HEADER.size + nbytes
-        if nbytes > _SHORT or end > self._written[0] or place + end - at > self._capacity:
-            return False
-        if HEADER.unpack_from(self._ring, place) != (code, nbytes) or not tensor.is_cpu:
-            return False
-        _copy(bytes_of(tensor), self._ring[place + HEADER.size : place + end - at])
-        self._read[0] = end
-        return True
-
-    def _copy_in(self, place: int, part: Any, length: int) -> None:
-        first = min(length, self._capacity - place)
-        _copy(self._ring[place : place + first], part[:first])
-        if first < length:
-            _copy(self._ring[: length - first], part[first:length])
-
-
-def _copy(target: memoryview, source: Any) -> None:
-    if len(target) < _LONG:
-        target[:] = source
-    else:
-        ctypes.memmove(_address(target), _address(source), len(target))
-
-
-def _address(view: Any) -> int:
-    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
 
 
 # --- where the memory comes from -------------------------------------------------------------------------------------

@@ -99,6 +99,22 @@ def test_noise_of_others_does_not_hide_a_silent_peer() -> None:
         talking.join()
 
 
+@pytest.mark.parametrize(("numel", "here", "looks"), [(2**20, True, True), (2**20, False, False), (10, False, True)])
+def test_for_a_long_message_over_a_network_a_worker_sleeps_at_once(numel: int, here: bool, looks: bool) -> None:
+    """Looking again and again would cost time in which others compute."""
+    with mesh(TcpComm, 2) as (ours, theirs):
+        ours._links[1].here = here
+        looked = []
+        ours._give_way = lambda: looked.append(1) is None  # type: ignore[method-assign]
+        tensor = torch.zeros(numel)
+        late = threading.Timer(0.1, lambda: theirs.send(0, torch.ones(numel), "control/x").wait())
+        late.start()
+        ours.recv(1, tensor, "control/x").wait()
+        late.join()
+        assert tensor.eq(1).all()
+        assert bool(looked) == looks
+
+
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_slow_reader_is_not_silent(encrypted: bool, tmp_path: Path) -> None:
     """A peer that keeps taking bytes lives, although it says nothing: the send may take longer than the timeout."""

@@ -24,10 +24,11 @@ from tutti.comm.base import LOST, Lost, Mismatch, Pending
 
 HEADER = struct.Struct("<QQ")
 BYE = 2**64 - 1  # the tag of a goodbye
+_LONG = 2**16  # bytes from which a message is long
 _WAKE_BYTES = 2**20  # of a long message, wake up for this many at a time
 _DEEP = 2**22  # bytes that the kernel keeps moving while this worker computes
 _NEAR = 2e-3  # seconds there and back; over a longer way the kernel finds out by itself how much must be under way
-_SCRATCH_BYTES = 2**17  # what is to be added lands here first and is added while it is still in the cache
+_SCRATCH_BYTES = 2**19  # what is to be added lands here first and is added while it is still in the cache
 
 
 class Driver(Protocol):
@@ -48,6 +49,10 @@ class Send(Pending):
         view = bytes_of(tensor)
         self.parts: list[memoryview | bytes] = [HEADER.pack(code, len(view)), view]
 
+    @property
+    def long(self) -> bool:
+        return self.tensor.nbytes > _LONG
+
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
         if not self.done and not self.comm.drive(self, deadline):
             return LOST
@@ -65,6 +70,10 @@ class Receive(Pending):
         self.view = bytes_of(self.host)
         self.header = HEADER.pack(code, len(self.view))
         self.whole = HEADER.size + len(self.view)  # the frame's length
+
+    @property
+    def long(self) -> bool:
+        return self.whole > _LONG
 
     def check(self, length: int) -> None:
         if length != self.whole - HEADER.size:
@@ -144,7 +153,8 @@ class Link:
         self.peer, self.connection, self.fd = peer, connection, connection.fileno()
         self.plain = not isinstance(connection, ssl.SSLSocket)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not _is_here(connection) and _round_trip(connection) < _NEAR:
+        self.here = _is_here(connection)  # the peer is on this machine
+        if not self.here and _round_trip(connection) < _NEAR:
             _deepen(connection)
         self.outbox: deque[Send] = deque()
         self.writing = self.said_goodbye = self.closed = False
@@ -189,7 +199,7 @@ class Link:
 
     def wake_for(self, nbytes: int) -> None:
         """Let poll sleep until so much of a long message is there: fewer turns, fewer switches between workers."""
-        least = min(nbytes, _WAKE_BYTES) if self.plain and nbytes > _WAKE_BYTES // 16 else 1
+        least = min(nbytes, _WAKE_BYTES) if self.plain and nbytes > _LONG else 1
         if least != self.least:
             self.least = least
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)

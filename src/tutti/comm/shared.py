@@ -40,6 +40,7 @@ _FOLDER = Path("/dev/shm")
 _ROOM = 2**23  # bytes of all the pipes to one worker's peers, more or less
 _LEAST_ROOM = 2**18  # bytes of one pipe
 _NAP = 0.05  # seconds; the longest sleep between two looks at the memory, should a wake-up call get lost
+_TURNS = 100  # looks without sleeping: less than two microseconds each
 _LOOKS = 32  # at the memory, for one at the sockets
 
 
@@ -47,7 +48,6 @@ class SharedComm(TcpComm):
     """One worker's end; see the module."""
 
     wire = "shared"
-    turns = 100
 
     def __init__(
         self, rank: int, size: int, store: dist.Store, access: Access, clock: Clock | None = None, mesh: str = "main"
@@ -60,6 +60,7 @@ class SharedComm(TcpComm):
         self._all_near = len(self._near) == len(self._links)
         self._show_windows()
         self.wire = "shared" if self._near or size == 1 else "tcp"
+        self.turns = _TURNS if self._near else TcpComm.turns
         self._pipes = {link.peer: pipes for link, pipes in self._near}
         self.barrier()  # nobody says goodbye in memory that another has not looked at yet
 

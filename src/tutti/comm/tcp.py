@@ -221,8 +221,9 @@ class TcpComm(Comm):
         return any(link.heard >= begun for link in links)
 
     def _take_turns(self, pending: Send | Receive) -> bool:
-        """Look a few times and give way to others in between, before sleeping: waking up takes longer than a turn."""
-        for _ in range(self.turns):
+        """Look a few times and give way to others in between, before sleeping: waking up takes longer than a turn, but
+        not longer than a long message over a network."""
+        for _ in range(0 if pending.long and not pending.link.here else self.turns):
             if pending.done:
                 return True
             if not self._progress(0) and not self._give_way():

@@ -109,7 +109,7 @@ def test_other_optimizers(optimizer: str) -> None:
 
 
 def test_more_workers_than_samples_is_a_users_mistake() -> None:
-    plan = Plan(task="synthetic(shape=1x32x32, samples=2)", model="lenet-5", steps=1)
+    plan = Plan(task="synthetic(shape=1x32x32, samples=2)", model="lenet-5", steps=1, global_batch=2)
     with pytest.raises(UserError, match="3 workers cannot share 2 samples"):
         run("ddp", plan)
 
@@ -184,7 +184,11 @@ def test_a_partition_that_cannot_be_is_refused_before_any_worker_starts() -> Non
     with pytest.raises(UserError, match="16 workers cannot share 5 samples"):
         replace(SHORT, partition="dirichlet", samples=5).check(16)
     replace(SHORT, partition="by-class(700)").check(2)
-    replace(SHORT, task="mnist", data="/nowhere").check(8)  # iid: nothing is read
+
+
+def test_data_that_is_not_there_is_refused_before_any_worker_starts() -> None:
+    with pytest.raises(UserError, match="the data set mnist is not here: looked in /nowhere/mnist"):
+        replace(SHORT, task="mnist", data="/nowhere").check(8)
 
 
 # --- workers that differ ---------------------------------------------------------------------------------------------

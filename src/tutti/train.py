@@ -72,6 +72,7 @@ class Plan:
     def check(self, workers: int) -> None:
         """Refuse what cannot be, before any worker starts; where there is a partition, the data is read for it."""
         Loss(self.loss)
+        find_task(self.task).check_data(Path(self.data) if self.data else None)
         if self.divides:
             _try_partition(self.task, self.data, self.samples, self.partition, workers)
 
@@ -81,6 +82,11 @@ class Plan:
         return parse(self.partition, Partition).name != "iid"
 
     def make_sampler(self, targets: Tensor, workers: int, rank: int) -> EpochSampler | ShareSampler:
+        if self.global_batch > len(targets):
+            raise UserError(
+                f"{self.global_batch} samples per step are more than the {len(targets)} there are to train on; take a "
+                f"smaller --batch (of one worker) or --global-batch (of all {workers})"
+            )
         if not self.divides:
             return EpochSampler(len(targets), self.global_batch, workers, rank, self.seed)
         shares = parse(self.partition, Partition).split(targets, workers, self.seed)
@@ -142,6 +148,7 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> lis
     with distribute(model, optimizer, spec, comm=comm) as run:
         sampler = plan.make_sampler(data.train.targets, run.size, run.rank)
         watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device, _count_classes(sampler, data))
+        run.algorithm.expect(watch.total)
         schedule = plan.make_schedule(optimizer, watch.total)
         for epoch, indices, chances, last in _batches(sampler, watch.total, task.chances):
             watch.begin()

@@ -43,6 +43,37 @@ def test_a_partition_that_cannot_be_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+# --- what would not be what was meant --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "sentence"),
+    [
+        ("ddp", ["--global-batch", "2000"], "2000 samples per step are more than the 1437 there are to train on"),
+        ("ddp", ["--batch", "40", "--samples", "100"], "120 samples per step are more than the 100 there are"),
+        ("switch(3, ddp, d-psgd)", [], "would never switch: the run ends with step 3"),
+        ("switch(1, switch(9, ring, ddp), d-psgd)", [], "'switch(9, "),
+        ("ddp", ["--loss", "-10%"], "--loss must be at least 0, not -10%"),
+        ("ddp", ["--task", "mnist", "--data", "."], "the data set mnist is not here"),
+    ],
+)
+def test_it_is_refused_and_nothing_is_left_behind(
+    spec: str,
+    options: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quick = ["--steps", "3", "--engine", "threads", "--workers", "3", "--quiet"]
+    assert main(["run", spec, *quick, *options, "--out", "out"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tutti: ")
+    assert sentence in said
+    assert not list(tmp_path.iterdir())
+
+
 # --- the mean model --------------------------------------------------------------------------------------------------
 
 

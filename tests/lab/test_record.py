@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,15 @@ def test_side_by_side_all_bytes_are_counted_in_one_way() -> None:
         (1050.0, "interface"),
     ]
     assert [f.source for f in read_figures([ours, make_record("elsewhere")], 20)] == ["metered", "metered"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "diverged"), [(0.1, False), (2.4, False), (30.0, True), (math.nan, True), (math.inf, True)]
+)
+def test_a_loss_far_above_that_of_the_first_step_has_diverged(loss: float, diverged: bool) -> None:
+    assert make_record(loss=loss).diverged == diverged
+
+
+def test_a_run_that_was_not_evaluated_has_not_diverged() -> None:
+    assert not make_record(accuracies=()).diverged
+    assert not dataclasses.replace(make_record(), measurements=[]).diverged

@@ -11,6 +11,7 @@ from tutti.lab.topology_figures import (
     as_json,
     count_workers,
     describe,
+    find_equals,
     format_degree,
     list_graphs,
     measure,
@@ -71,6 +72,21 @@ def test_all_of_them_with_those_that_do_not_work() -> None:
     found, refused = measure_all(8, rule="uniform")
     assert {each.spec for each in found} >= {"ring", "complete", "torus"}
     assert any("'chain' over 8 workers would not keep the mean" in sentence for sentence in refused)
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers", "equals"),
+    [
+        ("torus", 7, ["ring"]),
+        ("torus", 8, []),
+        ("ring", 2, []),
+        ("edge-list(0-1-2)", 3, ["chain"]),
+        ("random-regular", 6, []),
+        ("one-peer-exponential", 4, []),
+    ],
+)
+def test_what_has_the_same_links(spec: str, workers: int, equals: list[str]) -> None:
+    assert find_equals(parse(spec, Topology), workers) == equals
 
 
 def test_one_line() -> None:

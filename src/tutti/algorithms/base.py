@@ -36,6 +36,9 @@ class Algorithm(Member):
     def setup(self, replica: Replica, lane: Lane) -> None:
         """Tie this algorithm to a replica and a lane (every worker together)."""
 
+    def expect(self, steps: int) -> None:
+        """A run of so many steps begins: refuse what would come behind its end."""
+
     def on_bucket(self, bucket: Bucket) -> None:
         """A bucket's gradients are there."""
 

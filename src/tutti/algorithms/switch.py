@@ -88,6 +88,14 @@ class Switch(Algorithm):
         what, when = ("to switch", f"behind step {self._switched_behind}") if self.switched else ("never", "to switch")
         return {what: when, **self.current.choices()}
 
+    def expect(self, steps: int) -> None:
+        if isinstance(self.at, int) and self.at >= steps:
+            raise UserError(
+                f"'{self}' would never switch: the run ends with step {steps}; switch before, or train longer"
+            )
+        for each in (self.one, self.other):
+            each.expect(steps)
+
     # --- what the current one does -----------------------------------------------------------------------------------
 
     def on_bucket(self, bucket: Bucket) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,7 +29,11 @@ PIPED_WIDTH = 110  # columns where nobody says how wide the place is
 
 
 class Parser(argparse.ArgumentParser):
-    """A mistake gets one sentence."""
+    """A mistake gets one sentence, and what begins as a negative number is a value, not an option."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"tutti: {message}; see {self.prog} --help\n")
@@ -185,7 +190,7 @@ def print_needs(jobs: list[Job]) -> int:
     from tutti.tasks.base import find_task
 
     tasks = [find_task(task) for task in dict.fromkeys(job.plan.task for job in jobs)]
-    datasets = {task.data_set.name for task in tasks if hasattr(task, "data_set")}
+    datasets = {task.data_set.name for task in tasks if task.data_set is not None}
     print(json.dumps([sorted(datasets), sorted({job.network for job in jobs})]))
     return 0
 

@@ -91,12 +91,14 @@ def _show_all(args: argparse.Namespace) -> int:
 
 
 def _show_one(args: argparse.Namespace, topology: Topology) -> int:
-    from tutti.lab.topology_figures import as_json, list_graphs, measure
+    from tutti.lab.topology_figures import as_json, find_equals, list_graphs, measure
     from tutti.lab.topology_screen import make_details
 
     figures = measure(topology, args.workers, args.mixing, args.step)
     _draw(args, lambda picture: picture.make_graph(topology, figures))
-    _give(args, {**as_json(figures), "graphs": list_graphs(topology, figures)}, make_details(topology, figures))
+    equals = find_equals(topology, args.workers)
+    told = {**as_json(figures), "same_links_as": equals, "graphs": list_graphs(topology, figures)}
+    _give(args, told, make_details(topology, figures, equals))
     return 0
 
 

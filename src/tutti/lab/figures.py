@@ -29,10 +29,7 @@ class Figures:
     samples: float = math.nan  # of a step, all workers together
     nbytes: float = math.nan  # sent per step by one worker
     source: str = ""  # where that figure comes from
-
-    @property
-    def diverged(self) -> bool:
-        return math.isfinite(self.accuracy) and not math.isfinite(self.loss)
+    diverged: bool = False
 
     def equals(self, other: Figures) -> bool:
         """Within the noise: the median step of either lies between the quartiles of the other's."""
@@ -85,6 +82,7 @@ def _read(record: Record, label: str, passed: bool) -> Figures:
         samples=statistics.median(map(sum, zip(*(m["samples"] for m in record.measurements), strict=True))),
         nbytes=statistics.fmean(record.passed_per_step or [0.0]) if passed else record.bytes_per_step,
         source="interface" if passed else record.bytes_source,
+        diverged=record.diverged,
     )
 
 

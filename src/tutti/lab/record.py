@@ -6,6 +6,7 @@ A record is one JSON file: name and spec, plan, launch, versions, machine, and t
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from tutti.machine import count_cores
 
 FORMAT = 1
 _WARM_UP = 5  # first steps that no figure counts, where there are enough others
+_DIVERGED = 10  # times the loss of the first step: an end like this is no result
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ class Record:
     @property
     def loss(self) -> float:
         return float(self.evaluations[-1]["loss"])
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss at the end is no number, or many times what it was before anything was learnt."""
+        if not self.measurements or not self.evaluations:
+            return False
+        firsts = [m["losses"][0] for m in self.measurements if m["losses"]]
+        return not math.isfinite(self.loss) or self.loss > _DIVERGED * statistics.fmean(firsts or [math.inf])
 
     @property
     def evaluations(self) -> list[dict[str, float]]:

@@ -226,7 +226,7 @@ def _accuracies(figures: list[Figures]) -> str:
     texts = list(dict.fromkeys(format_percent(each.accuracy) for each in (low, high)))
     clause = f"accuracy {' to '.join(texts)}"
     if high.accuracy < _LEARNT_LITTLE:
-        clause = f"no accuracy above {texts[-1]}"
+        clause = f"accuracy {texts[-1]} at most"
     elif high.accuracy - low.accuracy > 0.01:
         clause = f"accuracy from {texts[0]} ({low.label}) to {texts[1]} ({high.label})"
     return clause + (f", while the loss of {join(diverged)} diverged" if diverged else "")

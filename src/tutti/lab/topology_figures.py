@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tutti.errors import UserError
 from tutti.graph import Rule, find_delays, find_links, find_spectral_gap, make_mixing
@@ -63,6 +64,27 @@ def measure(topology: Topology, workers: int, rule: Rule = "metropolis", step: i
         spectral_gap=min(gap for gap, _ in gaps),
         gap_per_step=min(gap for _, gap in gaps),
     )
+
+
+def find_equals(topology: Topology, workers: int) -> list[str]:
+    """What else has the same links over so many workers, as a torus of one row and a ring. Of two or fewer nothing is
+    said, nor of what changes; what is drawn at random has the same links by chance and is not named."""
+    if workers < 3 or not _is_fixed(topology):
+        return []
+    links = find_links(topology, workers)
+    others = [parse(name, Topology) for name in names("topologies") if name != topology.name]
+    return [each.name for each in others if _is_fixed(each) and _has_links(each, workers, links)]
+
+
+def _is_fixed(topology: Topology) -> bool:
+    return topology.parts == 1 and not topology.changing and not hasattr(topology, "seed")
+
+
+def _has_links(topology: Topology, workers: int, links: NDArray[np.bool_]) -> bool:
+    try:
+        return np.array_equal(find_links(topology, workers), links)
+    except UserError:  # there is none over so many
+        return False
 
 
 def measure_all(workers: int, rule: Rule = "metropolis", step: int = 0) -> tuple[list[TopologyFigures], list[str]]:

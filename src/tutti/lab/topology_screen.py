@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.graph import Matrix, make_mixing
+from tutti.lab.labels import join
 from tutti.lab.topology_canvas import draw_text
 from tutti.lab.topology_figures import TopologyFigures, count_workers, format_degree, format_gap, format_rounds
 from tutti.lab.topology_spread import Spread, describe, is_tree
@@ -83,12 +84,12 @@ def _name_traits(each: TopologyFigures) -> str:
 # --- one of them -----------------------------------------------------------------------------------------------------
 
 
-def make_details(topology: Topology, figures: TopologyFigures) -> RenderableType:
+def make_details(topology: Topology, figures: TopologyFigures, equals: Sequence[str] = ()) -> RenderableType:
     workers, step = figures.workers, figures.step
     drawing = _drawing(topology, workers, step)
     if workers <= _MOST_LISTED and not is_tree(topology, workers):
         drawing = Columns([drawing, _peers(topology, workers, step)], padding=(0, 6))
-    shown: list[RenderableType] = [_title(figures), Text(), _figures(figures), Text(), drawing]
+    shown: list[RenderableType] = [_title(figures), Text(), _figures(figures, equals), Text(), drawing]
     if workers <= _MOST_MIXED:
         shown += [Text(), _mixing(topology, figures)]
     return Group(*shown)
@@ -98,21 +99,22 @@ def _title(figures: TopologyFigures) -> Text:
     return Text.assemble((figures.spec, f"bold {_NAME}"), f" over {count_workers(figures.workers)}")
 
 
-def _figures(each: TopologyFigures) -> Table:
+def _figures(each: TopologyFigures, equals: Sequence[str]) -> Table:
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column()
     rows.add_column(style="dim")
-    for row in _figure_rows(each):
+    for row in _figure_rows(each, equals):
         rows.add_row(*row)
     return rows
 
 
-def _figure_rows(each: TopologyFigures) -> Iterable[tuple[str, str, str]]:
+def _figure_rows(each: TopologyFigures, equals: Sequence[str]) -> Iterable[tuple[str, str, str]]:
     kinds = [
         "one-way" if each.directed else "",
         f"in step {each.step}, others in other steps" if each.changing else "",
         f"in {each.parts} graphs, each for its part of a buffer" if each.parts > 1 else "",
+        f"over so many workers the same as {join(list(equals))}" if equals else "",
     ]
     yield "links", str(each.links), ", ".join(filter(None, kinds))
     yield "degree", format_degree(each), "peers that a worker sends to" + (", over all parts" if each.parts > 1 else "")

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tutti.clock import Clock
+from tutti.data.dataset import DataSet
+from tutti.data.store import find
 from tutti.errors import UserError
 from tutti.spec import Member, names, parse
 
@@ -53,11 +55,17 @@ class Task(Member):
     axis: ClassVar[str] = "tasks"
     noun: ClassVar[str] = "task"
     default_model: ClassVar[str]
+    data_set: ClassVar[DataSet | None] = None  # what it reads from files
     modules: ClassVar[tuple[str, ...]] = ()  # slow to import; a launcher may do it once for all workers
 
     @abstractmethod
     def load(self, folder: Path | None = None) -> Data:
         """Both splits, ready to be indexed; `folder` is where the user keeps data, for tasks that read files."""
+
+    def check_data(self, folder: Path | None = None) -> None:
+        """Refuse what is not there, without reading it."""
+        if self.data_set is not None:
+            find(self.data_set, folder)
 
     def make_model(self, data: Data) -> nn.Module | None:
         """A network of the task's own; None where `default_model` names one of the models' folder."""

@@ -194,14 +194,14 @@ _ASKED = {
     "adam-gradients": ("gradients, mean", "Adam"),
     "adam-parameters": ("parameters, mean", "Adam"),
 }
-_DIVERGED = 1e6  # a loss from here on is no figure
+_DIVERGED = 1e6  # losses so far apart
 
 
 def _what_is_aggregated(first: dict[str, Record]) -> Section:
     rows = []
     for name, (what, optimizer) in _ASKED.items():
         record, reference = first[name], first["adam-gradients" if optimizer == "Adam" else "all-reduce"]
-        loss = f"{record.loss:.4f}" if record.loss < _DIVERGED else "diverged"
+        loss = "diverged" if record.diverged else f"{record.loss:.4f}"
         reached = (loss, format_percent(record.accuracy, 2))
         rows.append([what, optimizer, str(record.steps), *reached, _gap(record, reference)])
     header = ("aggregated", "optimizer", "steps", "test loss", "accuracy", "step losses apart\nfirst 20 steps")

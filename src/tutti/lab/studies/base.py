@@ -31,7 +31,6 @@ Verdict = Literal["holds", "does not hold"]
 REPEATED = object()  # marks a field of several texts whose option may be given several times
 COMPARED = 20  # first steps whose losses tell whether two settings compute the same
 _LAST = 10  # steps whose losses are taken together as the training loss
-_DIVERGED = 1e6  # a test loss from here on is no figure
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class Outcome:
     @property
     def diverged(self) -> int:
         """How many of them."""
-        return sum(not record.loss < _DIVERGED for record in self.records)
+        return sum(record.diverged for record in self.records)
 
     @property
     def accuracy(self) -> Spread:

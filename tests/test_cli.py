@@ -268,8 +268,10 @@ def test_a_wrong_option_gets_a_sentence_and_exit_code_2(
 def test_too_many_workers_for_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = "synthetic(shape=1x32x32, samples=3)"
     work = ["--task", task, "--model", "lenet-5", "--engine", "threads", "--out", str(tmp_path), "--quiet"]
+    assert main(["run", "ddp", "--workers", "4", "--steps", "1", "--global-batch", "3", *work]) == 2
+    assert "4 workers cannot share 3 samples per step: take a global batch of at least 4" in capsys.readouterr().err
     assert main(["run", "ddp", "--workers", "4", "--steps", "1", *work]) == 2
-    assert "4 workers cannot share 3 samples" in capsys.readouterr().err
+    assert "64 samples per step are more than the 3 there are" in capsys.readouterr().err
 
 
 def test_an_out_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

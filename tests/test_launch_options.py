@@ -35,6 +35,7 @@ def test_threads_are_those_asked_for_or_a_share_of_the_cores() -> None:
 
 def test_workers_on_hosts_of_their_own_share_no_memory() -> None:
     assert LaunchOptions(2).wire_used == "shared"
+    assert LaunchOptions(2, engine="threads").wire_used == "threads"
     assert LaunchOptions(2, fabric=Fabric(doors=(Door(), Door()))).wire_used == "tcp"
     assert LaunchOptions(2, wire=WireOptions("torch"), fabric=Fabric(doors=(Door(), Door()))).wire_used == "torch"
 

@@ -90,6 +90,11 @@ def test_it_evaluates_at_the_end_of_every_epoch() -> None:
     assert [entry["step"] for entry in rows[0]["evaluations"]] == [3, 6]
 
 
+def test_an_epoch_that_is_not_over_counts_for_what_it_is() -> None:
+    rows = run("single", Plan(steps=4, epochs=None, global_batch=30, samples=90), workers=1)
+    assert [entry["epoch"] for entry in rows[0]["evaluations"]] == pytest.approx([1, 4 / 3])
+
+
 def test_so_many_samples_make_an_epoch() -> None:
     rows = run("ddp", replace(SHORT, steps=None, epochs=2, samples=100), workers=2)
     assert [entry["step"] for entry in rows[0]["evaluations"]] == [4, 8]

@@ -291,7 +291,7 @@ class _Builder:
         name = key.word.replace("_", "-")
         if name not in fields:
             beside = self.beside(node, cls) if preset else ""
-            raise self.error(f"'{node.word}' has no parameter '{key.word}'{_suggest(name, fields)}{beside}", key)
+            raise self.error(f"'{node.word}' has no parameter '{key.word}'{suggest(name, fields)}{beside}", key)
         return name.replace("-", "_")
 
     def beside(self, node: Node, cls: type[Member]) -> str:
@@ -331,10 +331,11 @@ def _unknown(word: str, base: type[Member], written: str) -> str:
         kind, wanted = (f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}" for noun in (found[0], base.noun))
         return f"'{word}' is {kind}, not {wanted}: write {found[1]}"
     noun = "algorithm or preset" if base.axis == "algorithms" else base.noun
-    return f"there is no {noun} '{word}'{_suggest(word, [*names(base.axis), *presets_of(base.axis)])}"
+    return f"there is no {noun} '{word}'{suggest(word, [*names(base.axis), *presets_of(base.axis)])}"
 
 
-def _suggest(word: str, choices: list[str]) -> str:
+def suggest(word: str, choices: list[str]) -> str:
+    """The end of a sentence about a word that is none of these."""
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else f"; there is {', '.join(sorted(choices)) or 'none'}"
 

@@ -72,6 +72,11 @@ class Plan:
     def check(self, workers: int) -> None:
         """Refuse what cannot be, before any worker starts; where there is a partition, the data is read for it."""
         Loss(self.loss)
+        if self.global_batch < workers:
+            raise UserError(
+                f"{workers} workers cannot share {self.global_batch} samples per step: take a global batch of at least "
+                f"{workers}, or fewer workers"
+            )
         find_task(self.task).check_data(Path(self.data) if self.data else None)
         if self.divides:
             _try_partition(self.task, self.data, self.samples, self.partition, workers)
@@ -150,7 +155,7 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> lis
         watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device, _count_classes(sampler, data))
         run.algorithm.expect(watch.total)
         schedule = plan.make_schedule(optimizer, watch.total)
-        for epoch, indices, chances, last in _batches(sampler, watch.total, task.chances):
+        for indices, chances, epochs in _batches(sampler, watch.total, task.chances):
             watch.begin()
             inputs, targets = (t.to(device) for t in task.batch(data.train, indices))
             inputs = task.augment(inputs, chances.to(device))
@@ -161,8 +166,8 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> lis
             schedule.step()
             optimizer.zero_grad()
             watch.end(loss, len(indices))
-            if last:
-                watch.evaluated(epoch, _evaluate(run, task, data.test, device))
+            if epochs:
+                watch.evaluated(epochs, _evaluate(run, task, data.test, device))
         if save:
             _save(run, Path(save))
         return watch.collect(_find_own_accuracy(run, task, data.test, device))
@@ -179,15 +184,16 @@ def _count_classes(sampler: EpochSampler | ShareSampler, data: Data) -> list[int
 
 def _batches(
     sampler: EpochSampler | ShareSampler, total: int, chances: int
-) -> Iterator[tuple[int, Tensor, Tensor, bool]]:
-    """(epoch, indices, so many chances for each, whether to evaluate behind it) for so many steps."""
+) -> Iterator[tuple[Tensor, Tensor, float | None]]:
+    """(indices, so many chances for each, and where to evaluate how many epochs are over) for so many steps."""
     done, epoch = 0, 0
     while done < total:
         epoch += 1
         parts, drawn = sampler.epoch(epoch), sampler.chances(epoch, chances)
         for position, indices in enumerate(parts, start=1):
             done += 1
-            yield epoch, indices, drawn[indices], position == len(parts) or done == total
+            evaluates = position == len(parts) or done == total
+            yield indices, drawn[indices], epoch - 1 + position / len(parts) if evaluates else None
             if done == total:
                 return
 
@@ -275,7 +281,7 @@ class _Stopwatch:
             self._said = now
             self._say("step")
 
-    def evaluated(self, epoch: int, found: dict[str, float]) -> None:
+    def evaluated(self, epoch: float, found: dict[str, float]) -> None:
         step = len(self._log.seconds)
         entry = {"epoch": epoch, "step": step, "seconds": self._trained, "bytes": self._sent() - self._at_start}
         self._log.evaluations.append({**entry, **found})

@@ -56,7 +56,7 @@ def test_json_on_standard_output_is_nothing_but_json(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["allreduce"], "there is no operation 'allreduce'; there is all-reduce"),
+        (["allreduce"], "there is no operation 'allreduce'; did you mean 'all-reduce'?"),
         (["all"], "there is no operation 'all'"),
         (["all-reduce", "--route", "rign"], "did you mean 'ring'?"),
         (["gather", "--route", "butterfly"], "'butterfly' has no gather"),

@@ -54,6 +54,8 @@ def test_a_partition_that_cannot_be_is_refused(
         ("switch(3, ddp, d-psgd)", [], "would never switch: the run ends with step 3"),
         ("switch(1, switch(9, ring, ddp), d-psgd)", [], "'switch(9, "),
         ("ddp", ["--loss", "-10%"], "--loss must be at least 0, not -10%"),
+        ("ddp", ["--global-batch", "2"], "3 workers cannot share 2 samples per step"),
+        ("ddp", ["--tensorboard", "/dev/null/logs"], "/dev/null is a file, or not yours to write"),
         ("ddp", ["--task", "mnist", "--data", "."], "the data set mnist is not here"),
     ],
 )
@@ -72,6 +74,14 @@ def test_it_is_refused_and_nothing_is_left_behind(
     assert said.startswith("tutti: ")
     assert sentence in said
     assert not list(tmp_path.iterdir())
+
+
+def test_what_lies_in_the_folder_already_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for spec in ("ddp", "ring"):
+        assert main(["run", spec, *QUICK, "--out", str(tmp_path)]) == 0
+    assert f"{tmp_path} holds a record of earlier runs; those of the same names are replaced" in capsys.readouterr().err
+    assert main(["run", "ring", *QUICK, "--out", str(tmp_path), "--resume"]) == 0
+    assert "earlier runs" not in capsys.readouterr().err
 
 
 # --- the mean model --------------------------------------------------------------------------------------------------

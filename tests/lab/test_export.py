@@ -34,7 +34,8 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 def test_a_row_is_the_records_own_and_where_it_comes_from(record: Record) -> None:
     row = flatten(record)
     assert {key: row[key] for key in flat(record.row())} == flat(record.row())
-    assert set(row) - set(flat(record.row())) == {"begun", "model", "network", "wall_seconds"}
+    conditions = {"engine", "network", "partition", "loss_rate", "global_batch", "lr"}
+    assert set(row) - set(flat(record.row())) == {"begun", "model", "wall_seconds"} | conditions
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,17 @@ def test_what_is_missing_is_none() -> None:
     row = flatten(make_empty())
     assert row["steps"] == 0
     assert [key for key, value in row.items() if value is None] == [
-        *("network", "accuracy", "loss", "step_seconds", "samples_per_second_mean", "samples_per_second_std"),
+        *(
+            "network",
+            "partition",
+            "loss_rate",
+            "lr",
+            "accuracy",
+            "loss",
+            "step_seconds",
+            "samples_per_second_mean",
+            "samples_per_second_std",
+        ),
         *("bytes_per_step", "bytes_source", "anatomy_compute", "anatomy_hidden", "anatomy_exposed"),
     ]
     assert flatten(make_record(loss=math.nan))["loss"] is None

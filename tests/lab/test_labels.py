@@ -75,6 +75,13 @@ def test_lost_messages_are_a_condition() -> None:
     assert "0 %, 10 % and 12.5 % of messages lost" in describe_conditions([none, some, many])
 
 
+def test_threads_are_a_condition() -> None:
+    record = make_record()
+    record.launch["engine"] = "threads"
+    assert " · 4 workers · threads of one process · " in describe_conditions([record])
+    assert "threads" not in describe_conditions([make_record()])
+
+
 def test_one_is_singular() -> None:
     assert " · 1 worker · " in describe_conditions([make_record(workers=1)])
     assert " · 11 workers · " in describe_conditions([make_record(workers=11)])

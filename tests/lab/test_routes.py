@@ -52,7 +52,7 @@ def test_a_route_that_does_not_offer_the_operation_is_named_with_those_that_do()
 def test_operations_by_name() -> None:
     assert find_operations(["reduce", "all-reduce", "reduce"]) == ["reduce", "all-reduce"]
     assert find_operations(["all"]) == list(OPERATIONS)
-    with pytest.raises(UserError, match="there is no operation 'allreduce'; there is all-reduce, reduce"):
+    with pytest.raises(UserError, match="there is no operation 'allreduce'; did you mean 'all-reduce'"):
         find_operations(["allreduce"])
 
 

@@ -55,6 +55,12 @@ def test_at_80_columns_the_most_important() -> None:
     assert not any("…" in line for line in lines)
 
 
+def test_speed_is_relative_to_another_run() -> None:
+    long = "gradient-average(all-reduce(star, median))"
+    assert "× the first" in show([make_record(long), make_record("ring")])[1]
+    assert "speed" not in show([make_record(long)])[0]
+
+
 def test_numbers_stand_below_each_other() -> None:
     rows = show(make_race())[3:10]
     assert len({len(row) for row in rows}) == 1

@@ -85,6 +85,8 @@ class Switch(Algorithm):
         return self.one.deterministic and self.other.deterministic
 
     def choices(self) -> dict[str, str]:
+        if isinstance(self.at, int):
+            return self.current.choices()
         what, when = ("to switch", f"behind step {self._switched_behind}") if self.switched else ("never", "to switch")
         return {what: when, **self.current.choices()}
 

@@ -46,11 +46,17 @@ class World:
 
 @dataclass
 class _Box:
-    """What is on its way to one worker, by sender; and the condition that only this worker waits on."""
+    """What is on its way to one worker, by sender; and the condition that only this worker waits on, for `awaited`."""
 
     wake: threading.Condition = field(default_factory=threading.Condition)
+    awaited: Callable[[], bool] | None = None
     letters: dict[int, deque[_Letter]] = field(default_factory=dict)
     late: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def call(self) -> None:
+        """Something has changed: wake the worker up if it is what that one waits for, and leave it alone if not."""
+        if self.awaited is not None and self.awaited():
+            self.wake.notify()
 
 
 @dataclass(eq=False)
@@ -128,7 +134,7 @@ class ThreadsComm(Comm):
                 letter.taken = True
             else:
                 box.letters.setdefault(self.rank, deque()).append(letter)
-                box.wake.notify()
+                box.call()
         return _Sent(self, peer, letter)
 
     def find(self, peer: int, tag: str) -> _Letter | None:
@@ -153,7 +159,7 @@ class ThreadsComm(Comm):
         sender = self._boxes[peer]
         with sender.wake:
             letter.taken = True
-            sender.wake.notify()
+            sender.call()
 
     def until(self, ready: Callable[[], bool], who: str, deadline: float | None) -> bool:
         """Wait on this worker's own condition; False when the caller's deadline passed."""
@@ -168,7 +174,9 @@ class ThreadsComm(Comm):
                     if deadline is not None:
                         return False
                     raise PeerLost(f"{who} did not answer worker {self.rank} within {self.timeout:g} s")
+                box.awaited = ready
                 box.wake.wait(left)
+                box.awaited = None
         return True
 
     def give_up(self, peer: int, tag: str) -> bool:

@@ -100,6 +100,13 @@ def check_folder(out: Path, option: str) -> None:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another {option}") from None
 
 
+def check_place(folder: Path, option: str) -> None:
+    """The same for a folder that is made at the end."""
+    there = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"cannot write to {folder}: {there} is a file, or not yours to write; choose another {option}")
+
+
 def check_file(target: str | None, option: str) -> None:
     """The same for one file; - is standard output."""
     if target in (None, "-"):

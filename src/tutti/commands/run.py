@@ -18,6 +18,7 @@ from tutti.commands.base import (
     add_command,
     check_file,
     check_folder,
+    check_place,
     fraction,
     natural,
     positive,
@@ -166,11 +167,15 @@ def _run(args: argparse.Namespace) -> int:
         made_here = not out.exists()
         if speaks:
             _check_save(args, entries)
-            check_folder(out, "--out")
             if args.json == args.csv == "-":
                 raise UserError("--json and --csv cannot both go to standard output; give one of them a file")
             check_file(args.json, "--json")
             check_file(args.csv, "--csv")
+            if args.tensorboard is not None:
+                check_place(args.tensorboard, "--tensorboard")
+            check_folder(out, "--out")
+            if not args.resume:
+                _tell_of_records(out)
         with (
             _no_empty_folder(out) if made_here else nullcontext(),
             network.open(options.workers) as fabric,
@@ -181,6 +186,16 @@ def _run(args: argparse.Namespace) -> int:
     if records and speaks:
         _show(records, out, args)
     return 0
+
+
+def _tell_of_records(out: Path) -> None:
+    """What lies in the folder already and is not of this run."""
+    from tutti.lab.report.find import find_records
+
+    count = len(find_records(out))
+    if count:
+        records = "a record" if count == 1 else f"{count} records"
+        print(f"tutti: {out} holds {records} of earlier runs; those of the same names are replaced", file=sys.stderr)
 
 
 def _check_save(args: argparse.Namespace, entries: list[Entry]) -> None:

@@ -20,8 +20,7 @@ from torch import Tensor, distributed
 from torch.utils.data import Sampler
 
 from tutti.errors import UserError
-from tutti.partitions.base import Partition
-from tutti.spec import parse
+from tutti.partitions.dirichlet import LEAST, MOST, Dirichlet
 
 
 class DirichletSampler(Sampler[int]):
@@ -43,14 +42,18 @@ class DirichletSampler(Sampler[int]):
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
+        if not LEAST <= alpha <= MOST:
+            raise UserError(f"alpha must be between {LEAST:g} and {MOST:g}, not {alpha}")
         if workers is None or rank is None:
             known_rank, known_workers = _find_place()
             rank, workers = known_rank if rank is None else rank, known_workers if workers is None else workers
+        if workers < 1:
+            raise UserError(f"workers must be at least 1, not {workers}")
         if not 0 <= rank < workers:
             raise UserError(f"there is no rank {rank} among {workers} workers: ranks go from 0 to {workers - 1}")
         self.rank, self.seed, self.shuffle = rank, seed, shuffle
         targets = _read_labels(labels)
-        self.share = parse(f"dirichlet({alpha})", Partition).split(targets, workers, seed)[rank]
+        self.share = Dirichlet(alpha).split(targets, workers, seed)[rank]
         self._length = len(targets) // workers if drop_last else len(self.share)
         self._epoch = 0
 
@@ -71,11 +74,14 @@ class DirichletSampler(Sampler[int]):
 def _read_labels(labels: Tensor | Sequence[int] | np.ndarray) -> Tensor:
     try:
         targets = torch.as_tensor(labels)
-        len(targets)
     except (TypeError, ValueError, RuntimeError):
+        targets = torch.empty(())
+    if targets.dim() != 1 or (len(targets) and (targets.is_floating_point() or targets.is_complex())):
         raise UserError(
             "DirichletSampler takes the class of every sample: a sequence of integers, or a tensor or array of them"
-        ) from None
+        )
+    if not len(targets):
+        raise UserError("DirichletSampler has no labels: there is nothing to share out")
     return targets
 
 

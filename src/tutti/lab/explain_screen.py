@@ -62,11 +62,11 @@ def _make_table(explanation: Explanation) -> Table:
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     rows = [(each.seconds, _row(each, explanation.best)) for each in explanation.estimates]
-    if explanation.published is not None:
-        rows.append((explanation.published, _published_row(explanation.published, explanation.best)))
     winners = next(span.routes for span in explanation.spans if span.begin <= explanation.nbytes <= span.end)
     for _, row in sorted(rows, key=lambda pair: pair[0]):
-        table.add_row(*row, style="italic" if _PUBLISHED in row[0] else "bold" if row[0] in winners else None)
+        table.add_row(*row, style="bold" if row[0] in winners else None)
+    if explanation.published is not None:  # below, since it is a formula and no route
+        table.add_row(*_published_row(explanation.published, explanation.best), style="italic")
     return table
 
 

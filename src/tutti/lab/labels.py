@@ -69,6 +69,7 @@ def describe_conditions(records: list[Record]) -> str:
         _count("step", [r.plan.get("steps") for r in records]),
         _count("epoch", [r.plan.get("epochs") for r in records]),
         _count("worker", [r.workers for r in records]),
+        _each("{}", ["threads of one process" for r in records if r.launch.get("engine") == "threads"]),
         _each("{}", [_network(r) for r in records]),
         _each("{} of messages lost", _losses(records)),
         _count("core", [r.machine.get("cores") for r in records]),

@@ -13,7 +13,7 @@ from typing import Final
 from tutti.collectives.base import OPERATIONS, Collective
 from tutti.errors import UserError
 from tutti.lab.labels import join
-from tutti.spec import names, parse, presets_of
+from tutti.spec import names, parse, presets_of, suggest
 
 ALL: Final = "all"
 _LAST = ("auto", "native")  # one is a choice among the others, one is the backend's
@@ -40,7 +40,7 @@ class Route:
 
 def find_operation(name: str) -> str:
     if name not in OPERATIONS:
-        raise UserError(f"there is no operation '{name}'; there is {', '.join(OPERATIONS)}")
+        raise UserError(f"there is no operation '{name}'{suggest(name, list(OPERATIONS))}")
     return name
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tutti.lab.figures import Figures, find_baseline, read_figures
-from tutti.lab.labels import describe_choices, describe_conditions, describe_rates, join, make_labels, shorten
+from tutti.lab.labels import describe_choices, describe_conditions, describe_rates, join, make_labels
 from tutti.lab.record import Record
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
 
@@ -33,6 +33,7 @@ _NOTES = {
     "formula": "~ by formula, as a backend's own operations do not pass our wire",
     "interface": "^ counted by the network interface",
 }
+_SHORT = 8  # characters of a name that stands at the head of a column
 _LEARNT_LITTLE = 0.5  # a best accuracy below this is no success to report
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -79,12 +80,14 @@ def _fill(table: Table, columns: list[_Column], records: list[Record], figures: 
 def _columns(figures: list[Figures]) -> list[_Column]:
     time, unit = _time_cell(figures)
     base = find_baseline(figures)
+    whose = base.label if len(base.label) <= _SHORT else "the first" if base is figures[0] else "one"
+    speed = _Column(f"speed\n× {whose}", lambda f: _fixed(f.speed(base), 2))
     return [
         _Column("workers\n", lambda f: str(f.workers)),
         _Column("accuracy\n%", lambda f: _fixed(100 * f.accuracy, 1)),
         _Column("loss\n", lambda f: _fixed(f.loss, 4) if f.loss < 10 else format_number(f.loss), in_short=False),
         _Column(f"step\n{unit}", lambda f: time(f.step)),
-        _Column(f"speed\n× {shorten(base.label, 8)}", lambda f: _fixed(f.speed(base), 2)),
+        *([speed] if len(figures) > 1 else []),
         _Column("samples/s\nmean ± std", _rate_cell(figures), in_short=False),
         _Column("sent\nper step", lambda f: _MARKS.get(f.source, "?") + format_bytes(f.nbytes)),
         _Column(f"compute\n{unit}", lambda f: time(f.compute), in_short=False),
@@ -225,7 +228,7 @@ def _accuracies(figures: list[Figures]) -> str:
     low, high = reached[0], reached[-1]
     texts = list(dict.fromkeys(format_percent(each.accuracy) for each in (low, high)))
     clause = f"accuracy {' to '.join(texts)}"
-    if high.accuracy < _LEARNT_LITTLE:
+    if high.accuracy < _LEARNT_LITTLE and len(reached) > 1:
         clause = f"accuracy {texts[-1]} at most"
     elif high.accuracy - low.accuracy > 0.01:
         clause = f"accuracy from {texts[0]} ({low.label}) to {texts[1]} ({high.label})"

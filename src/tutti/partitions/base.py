@@ -47,7 +47,7 @@ class Partition(Member):
     def find_classes(self, targets: Tensor) -> Ints:
         """Every sample's class, counted from 0 in the order of the labels."""
         if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
-            kind = f"{str(targets.dtype).removeprefix('torch.')} with {targets.dim()} dimensions"
+            kind = f"{str(targets.dtype).removeprefix('torch.')}, {targets.dim()}-dimensional"
             raise UserError(
                 f"'{self}' needs one class per sample, and these targets are {kind}; use iid or quantity-skew"
             )

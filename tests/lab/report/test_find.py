@@ -36,7 +36,7 @@ def test_files_and_folders_stand_in_the_order_given(tmp_path: Path) -> None:
 def test_a_folder_without_records_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("[]")
     make_record().save(tmp_path / "below" / "x.json")
-    with pytest.raises(UserError, match=f"there is no record of a run in {tmp_path}"):
+    with pytest.raises(UserError, match=f"no record of a run in {tmp_path} itself; there are some in {tmp_path}/below"):
         load_records([tmp_path])
 
 

@@ -40,7 +40,9 @@ def find_records(folder: Path, pattern: str = "*.json") -> list[Found]:
 def _load_folder(folder: Path) -> list[Record]:
     found = find_records(folder)
     if not found:
-        raise UserError(f"there is no record of a run in {folder}; `tutti run` and `tutti compare` leave them in --out")
+        below = sorted({each.path.parent for each in find_records(folder, "**/*.json")})
+        where = f"there are some in {below[-1]}" if below else "`tutti run` and `tutti compare` leave them in --out"
+        raise UserError(f"there is no record of a run in {folder} itself; {where}")
     return [each.record or Record.load(each.path) for each in found]
 
 

@@ -20,7 +20,8 @@ from torch import Tensor, distributed
 from torch.utils.data import Sampler
 
 from tutti.errors import UserError
-from tutti.partitions.dirichlet import LEAST, MOST, Dirichlet
+from tutti.partitions.base import Partition
+from tutti.spec import parse
 
 
 class DirichletSampler(Sampler[int]):
@@ -42,8 +43,7 @@ class DirichletSampler(Sampler[int]):
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
-        if not LEAST <= alpha <= MOST:
-            raise UserError(f"alpha must be between {LEAST:g} and {MOST:g}, not {alpha}")
+        partition = _read_alpha(alpha)
         if workers is None or rank is None:
             known_rank, known_workers = _find_place()
             rank, workers = known_rank if rank is None else rank, known_workers if workers is None else workers
@@ -53,7 +53,7 @@ class DirichletSampler(Sampler[int]):
             raise UserError(f"there is no rank {rank} among {workers} workers: ranks go from 0 to {workers - 1}")
         self.rank, self.seed, self.shuffle = rank, seed, shuffle
         targets = _read_labels(labels)
-        self.share = Dirichlet(alpha).split(targets, workers, seed)[rank]
+        self.share = partition.split(targets, workers, seed)[rank]
         self._length = len(targets) // workers if drop_last else len(self.share)
         self._epoch = 0
 
@@ -69,6 +69,13 @@ class DirichletSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return self._length
+
+
+def _read_alpha(alpha: float) -> Partition:
+    try:
+        return parse(f"dirichlet({alpha})", Partition)
+    except UserError as error:
+        raise UserError(str(error).splitlines()[0]) from None  # without the spec, which nobody wrote
 
 
 def _read_labels(labels: Tensor | Sequence[int] | np.ndarray) -> Tensor:

@@ -26,12 +26,10 @@ from torch import Tensor
 from tutti.partitions.base import Floats, Ints, Partition, cut_evenly, draw_leanings, group, hand_out, normalise
 from tutti.spec import Range
 
-LEAST, MOST = 1e-4, 1e6  # of alpha
-
 
 @dataclass
 class Dirichlet(Partition):
-    alpha: Annotated[float, Range(LEAST, MOST)] = 0.1
+    alpha: Annotated[float, Range(least=1e-4, most=1e6)] = 0.1
 
     def deal(self, targets: Tensor, workers: int, generator: Generator) -> list[Ints]:
         classes = self.find_classes(targets)

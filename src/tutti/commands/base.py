@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,7 +217,7 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     with Screen(quiet=args.quiet) as screen:
         results = run_jobs(jobs, repeats, out, screen, args.fresh, follows=inquiry)
     story = inquiry.tell(results)
-    report = write_page(name, inquiry, story, results, out, args.page)
+    report = write_page(name, inquiry, story, results, out, args.page, shlex.join(["tutti", *sys.argv[1:]]))
     _show(inquiry.title, story, [f"report: {report}", *inquiry.settle(results)], args.json)
     return 0
 

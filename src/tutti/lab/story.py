@@ -60,16 +60,22 @@ def _new_screen() -> Screen:
 # --- report and page -------------------------------------------------------------------------------------------------
 
 
-def write_page(name: str, inquiry: Inquiry, story: Story, results: Results, out: Path, page: Path | None) -> Path:
-    """The report beside the records, and the page where one is asked for; returns the report's place."""
+def write_page(
+    name: str, inquiry: Inquiry, story: Story, results: Results, out: Path, page: Path | None, command: str = ""
+) -> Path:
+    """The report beside the records, and the page where one is asked for; returns the report's place.
+
+    `command` is what makes all of it, where the runs were made by several.
+    """
     records = [results[job][0] for job in results]
+    command = _shorten(command or records[0].command)
     report = out / "report.html"
     sections = [_make_findings(story, results.all()), *_make_claims(story.claims), *story.sections]
     write_whole(_fill_report(inquiry, records, sections), report)
     if page is not None:
         markdown = MarkdownPage(name, inquiry.title)
-        markdown.add_text(inquiry.introduce(_shorten(records[0].command)))
-        markdown.add([*sections, _make_conditions(results.all())])
+        markdown.add_text(inquiry.introduce(command))
+        markdown.add([*sections, _make_conditions(results.all(), command)])
         markdown.write(page)
     return report
 
@@ -90,17 +96,17 @@ def _make_claims(claims: Sequence[Statement]) -> list[Section]:
     return [Section("Claim by claim", [table]) for table in tables]
 
 
-def _make_conditions(records: list[Record]) -> Section:
+def _make_conditions(records: list[Record], command: str) -> Section:
     parts: list[Part] = [Paragraph(describe_conditions(records) + ".")]
     known = [record.launch["network"] for record in records if "network" in record.launch]  # old records have none
     for asked, network in {network["asked"]: network for network in known}.items():
         if network.get("measured"):
             caption = f"{asked}: asked for and measured at start; rates in Mbit/s."
             parts.append(Table(HEADER, describe_hosts(network), caption))
-    parts.append(Code(_shorten(records[0].command)))
+    parts.append(Code(command))
     return Section("Conditions", parts)
 
 
 def _shorten(command: str) -> str:
     """Without where its results went, which is nobody else's affair."""
-    return re.sub(r" --(?:page|out|json)[ =]\S+", "", command)
+    return re.sub(r" --(?:(?:page|out|json)[ =]\S+|quiet|fresh)", "", command)

@@ -97,7 +97,6 @@ class Wiring:
             host.run(_allow_long_windows)
         else:
             self.switch.ip(f"link add {port} type veth peer name eth0 netns {host.path}")
-            host.run(_share_evenly)
         self.switch.ip(*_keep_silent(port), f"link set {port} master {self.label}", f"link set {port} up")
         host.ip(
             "link set lo up",
@@ -141,13 +140,6 @@ def _allow_long_windows() -> None:
     for name in ("tcp_wmem", "tcp_rmem"):
         with suppress(OSError):  # not ours to change: connections are slower then, and the measurement says so
             Path(f"/proc/sys/net/ipv4/{name}").write_text(_WINDOWS)
-
-
-def _share_evenly() -> None:
-    """Over a short way TCP is to be what it is on most Linux hosts, whatever this machine prefers: of several
-    connections on one link BBR leaves some of it unused."""
-    with suppress(OSError):  # as in `_allow_long_windows`
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
 
 
 def _has_netem() -> bool:

@@ -62,7 +62,7 @@ def test_the_least_time_of_all_workers_wins_everywhere(cache: Path, monkeypatch:
     monkeypatch.setattr(auto, "SIZES", (1024, 4096))
     assert on_tcp(3, prepare) == [["butterfly", "butterfly", "ring", "ring"]] * 3
     [(place, table)] = json.loads(cache.read_text()).items()
-    assert table == {"1024": "butterfly", "4096": "ring"}
+    assert table == {"1024": "butterfly", "4096": "ring", "1048576": "ring"}
     assert place.startswith("tcp: 3 on ")
 
 
@@ -100,15 +100,23 @@ def test_emulated_hosts_leave_no_trace(cache: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_measuring_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All know how long the slowest worker took, and stop together."""
+    """All know how long the slowest worker took, and stop together; long buffers do not get the route of short ones."""
     monkeypatch.setattr(auto, "_SECONDS", 0.0)
 
-    def work(comm: Comm) -> int:
+    def work(comm: Comm) -> tuple[int, str]:
         route = Auto()
         route.prepare(comm)
-        return len(route._routes)
+        return len(route._routes), str(route.choose(2**25))
 
-    assert on_tcp(2, work) == [1, 1]
+    assert on_tcp(2, work) == [(2, "ring")] * 2
+
+
+def test_a_moment_in_which_the_machine_stood_still_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[1e-3], [3.0], [1e-3], [1e-3]]
+    monkeypatch.setattr(auto, "_take_turns", lambda *_: torch.tensor(rows, dtype=torch.float64))
+    seconds, took = auto._time(None, {"ring": parse("ring", Collective)}, 1024)  # type: ignore[arg-type]
+    assert seconds == {"ring": 1e-3}
+    assert took == pytest.approx((2 + 4 + 4) * 1e-3)
 
 
 def test_what_it_measures_is_the_same_everywhere() -> None:

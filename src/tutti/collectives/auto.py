@@ -32,6 +32,7 @@ SIZES = tuple(2**10 * 4**k for k in range(8))  # 1 KiB to 16 MiB
 _SECONDS, _EACH = 4.0, 0.2  # that the measurement may take, more or less, and either half of it at one length
 _LEAST_TURNS, _MOST_TURNS = 4, 60  # in the first half at least, and in either at most
 _MUCH = 1.5  # times as long as the best: it leaves at half-time
+_UNTRIED = "ring"  # for long buffers, without a measurement
 _SHORT = 2**15  # bytes; what counts as short without a measurement
 _LONG = 2**20  # bytes; what has left here is not tried with longer buffers
 
@@ -63,7 +64,7 @@ class Auto(Collective):
     def choose(self, nbytes: int) -> Collective:
         """The route for a buffer of so many bytes: that of the nearest length that was tried."""
         if not self._routes:
-            return parse("butterfly" if nbytes <= _SHORT else "ring", Collective)
+            return parse("butterfly" if nbytes <= _SHORT else _UNTRIED, Collective)
         return min(self._routes, key=lambda pair: max(pair[0], nbytes) / max(1, min(pair[0], nbytes)))[1]
 
     def choices(self) -> dict[str, str]:
@@ -92,19 +93,22 @@ def _measure(comm: Comm, place: str) -> Table:
     table: Table = {}
     left = _SECONDS
     for nbytes in SIZES:
-        seconds, spent = _time(comm, routes, nbytes)
+        seconds, took = _time(comm, routes, nbytes)
         table[nbytes] = min(seconds, key=lambda name: seconds[name])
         if nbytes >= _LONG:
             routes = {name: routes[name] for name in seconds}
-        left -= spent
-        if left < max(0.0, 4 * spent - 6 * _EACH):  # what fills its time now takes four times as long at the next
+        left -= took
+        if left < max(0.0, 4 * took - 6 * _EACH):  # what fills its time now takes four times as long at the next
             break
+    if nbytes < _LONG:
+        table[_LONG] = _UNTRIED  # what is best for short ones may be the worst for these
     _remember(comm, place, table)
     return table
 
 
 def _time(comm: Comm, routes: dict[str, Collective], nbytes: int) -> tuple[dict[str, float], float]:
-    """The median seconds of the routes that were not much slower than the best, and what measuring them took."""
+    """The median seconds of the routes that were not much slower than the best, and what measuring them takes: where
+    the machine stood still meanwhile, without that."""
     everybody = list(routes.values())
     warm_up = _take_turns(comm, everybody, nbytes, 2)[1]
     first = _take_turns(comm, everybody, nbytes, max(_LEAST_TURNS, _count_turns(warm_up)))
@@ -113,7 +117,8 @@ def _time(comm: Comm, routes: dict[str, Collective], nbytes: int) -> tuple[dict[
     near = [name for name, stays in zip(routes, is_near.tolist(), strict=True) if stays]
     last = _take_turns(comm, [routes[name] for name in near], nbytes, max(1, _count_turns(medians[is_near])))
     seconds = torch.cat([first[:, is_near], last]).median(dim=0).values
-    return dict(zip(near, seconds.tolist(), strict=True)), float(2 * warm_up.sum() + first.sum() + last.sum())
+    took = (2 + len(first)) * medians.sum() + len(last) * seconds.sum()
+    return dict(zip(near, seconds.tolist(), strict=True)), float(took)
 
 
 def _count_turns(turn: Tensor) -> int:

@@ -213,17 +213,26 @@ def test_traits_are_those_of_the_current_one() -> None:
 
 
 def test_it_tells_when_it_switched_and_what_the_current_one_chose() -> None:
-    with set_up(World(1).comm(0), "switch(40, ddp, ddp(bucket=auto))") as run:
+    with set_up(World(1).comm(0), "switch(asked, ddp, ddp(bucket=auto))") as run:
         train(run, range(39))
         assert run.algorithm.choices() == {"never": "to switch"}
+        run.algorithm.ask()
         train(run, range(1))
         state = run.state_dict()
         assert run.algorithm.choices() == {"to switch": "behind step 40"}
         train(run, range(40))
         assert list(run.algorithm.choices()) == ["to switch", "bucket"]
-    with set_up(World(1).comm(0), "switch(40, ddp, ddp(bucket=auto))") as run:
+    with set_up(World(1).comm(0), "switch(asked, ddp, ddp(bucket=auto))") as run:
         run.load_state_dict(state)
         assert run.algorithm.choices() == {"to switch": "behind step 40"}
+
+
+def test_what_it_was_told_is_no_choice_of_its_own() -> None:
+    with set_up(World(1).comm(0), "switch(2, ddp, ddp(bucket=auto))") as run:
+        train(run, range(3))
+        assert run.algorithm.choices() == {}
+        train(run, range(40))
+        assert list(run.algorithm.choices()) == ["bucket"]
 
 
 def test_one_object_may_serve_all_workers() -> None:

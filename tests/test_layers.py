@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "presets": set(),
     "layout": set(),
     "spec_text": {"errors"},
-    "spec": {"presets", "spec_text"},
+    "spec": {"errors", "presets", "spec_text"},
     "comm": {"errors", "clock", "machine"},
     "failures": {"errors", "comm"},
     "fork_server": {"errors"},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class UserError(ValueError):
     """What was asked for cannot work: the message says what, where, and what would work."""
@@ -9,3 +12,11 @@ class UserError(ValueError):
 
 class RunFailed(RuntimeError):
     """A run began and broke: the message names the worker and its own error."""
+
+
+def suggest(word: str, choices: Sequence[str], otherwise: str = "") -> str:
+    """How a sentence about a word that is none of these ends: the nearest one, or what there is."""
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; {otherwise}" if otherwise else f"; there is {', '.join(choices) or 'none'}"

@@ -41,7 +41,8 @@ class LaunchOptions:
 
     @property
     def wire_used(self) -> str:
-        """What a record calls the wire: workers on hosts of their own share no memory, nor do encrypted ones."""
+        """What a record calls the wire: threads have their own; workers on hosts of their own share no memory, nor do
+        encrypted ones."""
         if self.engine == "threads":
             return "threads"
         apart = self.fabric.doors or self.wire.tls is not None

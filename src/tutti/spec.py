@@ -9,7 +9,6 @@ a file: `double-binary-tree` in a field of the axis `topologies` is the class `D
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import math
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast
 
+from tutti.errors import suggest
 from tutti.spec_text import Node, parse_nodes
 from tutti.spec_text import SpecError as SpecError
 
@@ -291,7 +291,7 @@ class _Builder:
         name = key.word.replace("_", "-")
         if name not in fields:
             beside = self.beside(node, cls) if preset else ""
-            raise self.error(f"'{node.word}' has no parameter '{key.word}'{suggest(name, fields)}{beside}", key)
+            raise self.error(f"'{node.word}' has no parameter '{key.word}'{suggest(name, sorted(fields))}{beside}", key)
         return name.replace("-", "_")
 
     def beside(self, node: Node, cls: type[Member]) -> str:
@@ -331,13 +331,7 @@ def _unknown(word: str, base: type[Member], written: str) -> str:
         kind, wanted = (f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}" for noun in (found[0], base.noun))
         return f"'{word}' is {kind}, not {wanted}: write {found[1]}"
     noun = "algorithm or preset" if base.axis == "algorithms" else base.noun
-    return f"there is no {noun} '{word}'{suggest(word, [*names(base.axis), *presets_of(base.axis)])}"
-
-
-def suggest(word: str, choices: list[str]) -> str:
-    """The end of a sentence about a word that is none of these."""
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; there is {', '.join(sorted(choices)) or 'none'}"
+    return f"there is no {noun} '{word}'{suggest(word, sorted([*names(base.axis), *presets_of(base.axis)]))}"
 
 
 def presets_of(axis: str) -> dict[str, str]:

@@ -3,7 +3,8 @@
     butterfly for short buffers and ring for long ones, until it has measured
 
 `prepare` times the candidates on the wire itself, from 1 KiB to 16 MiB or until four seconds are over, and keeps the
-fastest for every length; longer buffers take the route of the longest that was tried. Candidates take turns; those that
+fastest for every length; longer buffers take the route of the longest that was tried, or the ring where that was a
+short one. Candidates take turns; those that
 turn out slow leave, and the time goes to those that are hard to tell apart. All workers keep the same one, that with
 the least time, the median of the slowest worker's. The choice is kept in the cache per machines, worker count
 and wire (~/.cache/tutti/routes.json; remove it to measure again), but not for emulated hosts, whose links are new every
@@ -34,7 +35,7 @@ _LEAST_TURNS, _MOST_TURNS = 4, 60  # in the first half at least, and in either a
 _MUCH = 1.5  # times as long as the best: it leaves at half-time
 _UNTRIED = "ring"  # for long buffers, without a measurement
 _SHORT = 2**15  # bytes; what counts as short without a measurement
-_LONG = 2**20  # bytes; what has left here is not tried with longer buffers
+_LONG = 2**20  # bytes; from here on what has left is not tried again, and what holds for less says nothing
 
 Table = dict[int, str]  # length of the buffer -> route
 

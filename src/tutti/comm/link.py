@@ -153,7 +153,7 @@ class Link:
         self.peer, self.connection, self.fd = peer, connection, connection.fileno()
         self.plain = not isinstance(connection, ssl.SSLSocket)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.here = _is_here(connection)  # the peer is on this machine
+        self.here = _is_here(connection)  # the peer has the same address
         if not self.here and _round_trip(connection) < _NEAR:
             _deepen(connection)
         self.outbox: deque[Send] = deque()

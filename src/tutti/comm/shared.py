@@ -40,7 +40,7 @@ _FOLDER = Path("/dev/shm")
 _ROOM = 2**23  # bytes of all the pipes to one worker's peers, more or less
 _LEAST_ROOM = 2**18  # bytes of one pipe
 _NAP = 0.05  # seconds; the longest sleep between two looks at the memory, should a wake-up call get lost
-_TURNS = 100  # looks without sleeping: less than two microseconds each
+_TURNS = 100  # looks without sleeping, where there is memory to look at
 _LOOKS = 32  # at the memory, for one at the sockets
 
 

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -206,6 +205,7 @@ def print_needs(jobs: list[Job]) -> int:
 def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Path, args: argparse.Namespace) -> int:
     """Run what is not there yet, and leave a report; `out` is where, unless --out says otherwise."""
     from tutti.lab.experiment import run_jobs
+    from tutti.lab.record import describe_command
     from tutti.lab.screen import Screen
     from tutti.lab.story import write_page
 
@@ -217,7 +217,7 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     with Screen(quiet=args.quiet) as screen:
         results = run_jobs(jobs, repeats, out, screen, args.fresh, follows=inquiry)
     story = inquiry.tell(results)
-    report = write_page(name, inquiry, story, results, out, args.page, shlex.join(["tutti", *sys.argv[1:]]))
+    report = write_page(name, inquiry, story, results, out, args.page, describe_command())
     _show(inquiry.title, story, [f"report: {report}", *inquiry.settle(results)], args.json)
     return 0
 

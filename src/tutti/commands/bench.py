@@ -155,8 +155,7 @@ def _measure(plan: Plan, options: list[LaunchOptions], network: Network, quiet: 
                 results = launch(measure, (plan,), placed, progress.event)
             measured = [Measured(**result) for result in results or []]
             bench.networks.append({"workers": each.workers, **(fabric.description or {"asked": str(network)})})
-            wire = "threads" if each.engine == "threads" else placed.wire_used
-            bench.rows += [make_row(result, each.workers, network, wire) for result in measured]
+            bench.rows += [make_row(result, each.workers, network, placed.wire_used) for result in measured]
             bench.times += [result.times for result in measured]
     return bench
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tutti.commands.base import PIPED_WIDTH, add_command, check_file, write_json
-from tutti.errors import UserError
+from tutti.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -82,7 +81,7 @@ def _data_sets() -> dict[str, DataSet]:
     from tutti.spec import member, names
     from tutti.tasks.base import Task
 
-    found = {name: getattr(member(Task, name), "data_set", None) for name in names("tasks")}
+    found = {name: member(Task, name).data_set for name in names("tasks")}
     return {name: dataset for name, dataset in found.items() if dataset is not None}
 
 
@@ -90,9 +89,7 @@ def _choose(names: list[str]) -> list[DataSet]:
     known = _data_sets()
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-            choices = f"did you mean '{near[0]}'?" if near else f"there is {', '.join(known)}"
-            raise UserError(f"there is no data set '{name}' to fetch; {choices}")
+            raise UserError(f"there is no data set '{name}' to fetch{suggest(name.lower(), list(known))}")
     return [known[name] for name in dict.fromkeys(names)]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -21,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 
 import tutti
 from tutti.collectives.base import Collective
-from tutti.errors import UserError
+from tutti.errors import UserError, suggest
 from tutti.lab.docstrings import read_words
 from tutti.spec import (
     Member,
@@ -205,9 +204,8 @@ def select(chapters: list[Chapter], wanted: str) -> list[Chapter]:
     if parts := _only(chapters, [wanted]):
         return parts
     axes, members = [chapter.axis for chapter in chapters], [page.name for c in chapters for page in c.pages]
-    near = difflib.get_close_matches(wanted, [*axes, *members], n=1, cutoff=0.5)
-    advice = f"did you mean '{near[0]}'?" if near else f"the axes are {', '.join(axes)}"
-    raise UserError(f"there is no axis or member '{wanted}'; {advice}")
+    advice = suggest(wanted, [*axes, *members], f"the axes are {', '.join(axes)}")
+    raise UserError(f"there is no axis or member '{wanted}'{advice}")
 
 
 def _only(chapters: list[Chapter], wanted: Container[str]) -> list[Chapter]:

@@ -62,6 +62,11 @@ def find_baseline(figures: list[Figures]) -> Figures:
     return next((each for each in figures if each.workers == 1), figures[0])
 
 
+def name_baseline(base: Figures) -> str:
+    """In a header, which has no room for a long name."""
+    return base.label if len(base.label) <= 12 else "one worker" if base.workers == 1 else "the first"
+
+
 def _read(record: Record, label: str, passed: bool) -> Figures:
     work = tuple(record.plan.get(key) for key in ("task", "model", "global_batch"))
     if not record.measurements or not record.steps:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shlex
 import statistics
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,11 @@ class Record:
             raise UserError(
                 f"{path} is no whole record of a run: its fields are not those of format {FORMAT}"
             ) from None
+
+
+def describe_command() -> str:
+    """As it was typed."""
+    return shlex.join(["tutti", *sys.argv[1:]])
 
 
 def describe_versions() -> dict[str, str]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tutti.collectives.base import OPERATIONS, Collective
-from tutti.errors import UserError
+from tutti.errors import UserError, suggest
 from tutti.lab.labels import join
-from tutti.spec import names, parse, presets_of, suggest
+from tutti.spec import names, parse, presets_of
 
 ALL: Final = "all"
 _LAST = ("auto", "native")  # one is a choice among the others, one is the backend's

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
-import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +14,7 @@ from tutti.clock import Clock
 from tutti.comm.lossy import check_wire
 from tutti.engine import check
 from tutti.errors import UserError
-from tutti.lab.record import Record, describe_machine, describe_versions
+from tutti.lab.record import Record, describe_command, describe_machine, describe_versions
 from tutti.launch import LaunchOptions, Report, WorkerFunction, launch
 from tutti.networks.base import Network
 from tutti.spec import parse
@@ -70,7 +68,7 @@ def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions, network:
         options.check_hosts(str(network))
         network.check(options.workers)
     device = find_device(plan.device, 0)
-    wire = "threads" if options.engine == "threads" else options.wire.wire
+    wire = options.wire_used
     for entry in entries:
         workers = entry.launch_options(options).workers
         check(entry.algorithm, wire, workers, device)
@@ -152,7 +150,7 @@ def run_once(
         machine=describe_machine(),
         begun=begun.isoformat(timespec="seconds"),
         wall_seconds=clock.now() - started,
-        command=shlex.join(["tutti", *sys.argv[1:]]),
+        command=describe_command(),
         measurements=measurements,
     )
 

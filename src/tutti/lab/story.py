@@ -108,5 +108,5 @@ def _make_conditions(records: list[Record], command: str) -> Section:
 
 
 def _shorten(command: str) -> str:
-    """Without where its results went, which is nobody else's affair."""
+    """Without where its results went and what it kept or said meanwhile, which is nobody else's affair."""
     return re.sub(r" --(?:(?:page|out|json)[ =]\S+|quiet|fresh)", "", command)

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from tutti.lab.figures import Figures, find_baseline, read_figures
+from tutti.lab.figures import Figures, find_baseline, name_baseline, read_figures
 from tutti.lab.labels import describe_choices, describe_conditions, describe_rates, join, make_labels
 from tutti.lab.record import Record
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
@@ -33,7 +33,6 @@ _NOTES = {
     "formula": "~ by formula, as a backend's own operations do not pass our wire",
     "interface": "^ counted by the network interface",
 }
-_SHORT = 8  # characters of a name that stands at the head of a column
 _LEARNT_LITTLE = 0.5  # a best accuracy below this is no success to report
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -80,8 +79,7 @@ def _fill(table: Table, columns: list[_Column], records: list[Record], figures: 
 def _columns(figures: list[Figures]) -> list[_Column]:
     time, unit = _time_cell(figures)
     base = find_baseline(figures)
-    whose = base.label if len(base.label) <= _SHORT else "the first" if base is figures[0] else "one"
-    speed = _Column(f"speed\n× {whose}", lambda f: _fixed(f.speed(base), 2))
+    speed = _Column(f"speed\n× {name_baseline(base)}", lambda f: _fixed(f.speed(base), 2))
     return [
         _Column("workers\n", lambda f: str(f.workers)),
         _Column("accuracy\n%", lambda f: _fixed(100 * f.accuracy, 1)),

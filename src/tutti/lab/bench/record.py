@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 from tutti.lab.bench.floor import describe_floor
 from tutti.lab.bench.rows import Row, make_json
 from tutti.lab.export import write_whole
-from tutti.lab.record import describe_machine, describe_versions
+from tutti.lab.record import describe_command, describe_machine, describe_versions
 from tutti.networks.base import Network
 
 
@@ -28,7 +26,7 @@ class Bench:
     def save(self, path: Path) -> None:
         """One file, whole or not at all."""
         record = {
-            "command": shlex.join(["tutti", *sys.argv[1:]]),
+            "command": describe_command(),
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": describe_machine(),
             "versions": describe_versions(),

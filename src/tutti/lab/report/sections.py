@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tutti.lab.figures import Figures, find_baseline, read_figures
+from tutti.lab.figures import Figures, find_baseline, name_baseline, read_figures
 from tutti.lab.labels import make_labels
 from tutti.lab.record import Record
 from tutti.lab.report.charts import make_accuracy_chart, make_loss_chart, make_step_chart
@@ -41,7 +41,7 @@ def make_results(records: list[Record]) -> Section:
         ("accuracy\n%", lambda f: _fixed(100 * f.accuracy, 1)),
         ("loss", lambda f: _fixed(f.loss, 4) if f.loss < 10 else (f.loss, format_number(f.loss))),
         (f"step\n{unit}", lambda f: _fixed(f.step / scale, decimals)),
-        (f"speed\n× {_call(base)}", lambda f: _fixed(f.speed(base), 2)),
+        (f"speed\n× {name_baseline(base)}", lambda f: _fixed(f.speed(base), 2)),
         ("samples/s\nmean ± std", lambda f: (f.rate, f"{_fixed(f.rate, 0)[1]} ± {_fixed(f.deviation, 0)[1]}")),
         ("sent\nper step", lambda f: (f.nbytes, _SOURCES.get(f.source, ("",))[0] + format_bytes(f.nbytes))),
         (f"compute\n{unit}", lambda f: _fixed(f.compute / scale, decimals)),
@@ -55,11 +55,6 @@ def make_results(records: list[Record]) -> Section:
     caption = "One run per row, steps at their median; choose a column to sort by it"
     table = Table(["run", *(header for header, _ in columns)], rows, caption)
     return Section("Results", [table, Paragraph(_explain_sources(figures), "note")])
-
-
-def _call(base: Figures) -> str:
-    """In a header, which has no room for a long name."""
-    return base.label if len(base.label) <= 12 else "one worker" if base.workers == 1 else "the first"
 
 
 def _name(record: Record, label: str) -> Cell:

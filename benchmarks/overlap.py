@@ -28,6 +28,7 @@ from tutti.spec import Seconds, parse, parse_quantity
 from tutti.tasks.synthetic import Synthetic
 
 COMPUTE = "compute"  # a step with no exchange at all
+_BEFORE = 2  # steps of a round that are not timed
 WAYS = ("torch-ddp", "ddp", "ddp(bucket=auto)", "all-reduce")
 
 
@@ -53,10 +54,11 @@ class Contestant:
             parameter.register_post_accumulate_grad_hook(self._note)
 
     def go(self, steps: int, exchange: bool = True) -> None:
-        """A round: so many steps, timed between barriers. A step may leave something under way for the next one, so one
-        step goes before them, and nothing is under way behind the round."""
+        """A round: so many steps, timed between barriers. A step may leave something under way for the next one, so two
+        steps go before them (the first has nothing from one before it), and nothing is under way behind the round."""
         run, sent = self.run, self._sent()
-        self.step(exchange)
+        for _ in range(_BEFORE):
+            self.step(exchange)
         run.comm.barrier()
         run.take_times()
         begun = run.clock.now()
@@ -68,7 +70,7 @@ class Contestant:
         run.algorithm.drain()
         self.hidden.append(hidden)
         self.exposed.append(exposed)
-        self.steps, self.sent = self.steps + steps + 1, self.sent + self._sent() - sent
+        self.steps, self.sent = self.steps + steps + _BEFORE, self.sent + self._sent() - sent
 
     def _note(self, _: torch.Tensor) -> None:
         self._full = self.run.clock.now()

@@ -86,8 +86,8 @@ def test_error_is_raised_where_it_is_waited_for(lane: Lane) -> None:
             failing.wait()
 
 
-def test_the_next_in_two_parts_begins_before_one_is_complete(lane: Lane) -> None:
-    """But no more than the next one, and nothing runs in the middle of one that is whole."""
+def test_all_in_two_parts_begin_before_one_is_complete(lane: Lane) -> None:
+    """But nothing overtakes one that is whole."""
     go, done = threading.Event(), []
 
     def parts(n: int) -> Callable[[], None]:
@@ -101,7 +101,7 @@ def test_the_next_in_two_parts_begins_before_one_is_complete(lane: Lane) -> None
     last = lane.submit_parts(partial(parts, 3))
     go.set()
     last.wait()
-    first = ["0 begins", "1 begins", "0 ends", "2 begins", "1 ends", "2 ends"]
+    first = ["0 begins", "1 begins", "2 begins", "0 ends", "1 ends", "2 ends"]
     assert done == [*first, "whole", "3 begins", "3 ends"]
 
 

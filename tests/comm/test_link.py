@@ -1,4 +1,4 @@
-"""How much the kernel may have under way on a connection."""
+"""How much the kernel may have under way on a connection, and how it shares a link with others."""
 
 from __future__ import annotations
 
@@ -66,3 +66,22 @@ def test_where_the_system_allows_little_nothing_is_asked_for(pair: Pair, monkeyp
     monkeypatch.setattr(link, "_DEEP", 2**60)
     link._deepen(pair[0])
     assert room(pair[0]) == before
+
+
+def control(connection: socket.socket) -> str:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def test_near_hosts_share_a_link_evenly(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the system prefers; on one machine and over a long way that stays."""
+    for each in pair:
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    Link(1, pair[0])
+    assert control(pair[0]) == "reno"
+    monkeypatch.setattr(link, "_is_here", lambda _: False)
+    monkeypatch.setattr(link, "_round_trip", lambda _: 0.05)
+    Link(1, pair[1])
+    assert control(pair[1]) == "reno"
+    monkeypatch.setattr(link, "_round_trip", lambda _: 1e-4)
+    Link(1, pair[1])
+    assert control(pair[1]) == "cubic"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -92,6 +93,11 @@ class Comm(ABC):
             return [True] * len(recvs)
 
         return complete
+
+    def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
+        """What another thread may ring at any time: whoever waits in this comm then calls `answer`, which may start
+        exchanges and wait for none. A wire whose waits cannot be interrupted never does."""
+        return lambda: None
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """As `exchange`, but what comes in is added to the one-dimensional tensors, in the order given."""
@@ -224,8 +230,8 @@ class Comm(ABC):
 class Lane:
     """A worker's communication thread: functions run on it one after another, in the order they were submitted.
 
-    Of those in two parts the second part of one runs behind the first part of the next, if that one is there already:
-    the wire has something to do while one is completed.
+    Of those in two parts the first part of one also runs while the second part of another waits: the wire has something
+    to do while one is completed, also on a link whose share of it has come.
 
     On CUDA it has a stream of its own that waits for what was submitted and is waited for by whoever waits.
     """
@@ -234,9 +240,11 @@ class Lane:
         self.comm = comm
         self.busy: list[tuple[float, float]] = []  # when it began and ended each function, since the last `take_busy`
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._jobs: list[_Job] = []
+        self._jobs: deque[_Job] = deque()
+        self._begun: deque[_Job] = deque()  # and not complete
         self._wake = threading.Condition()
         self._closed = False
+        self._ring = comm.bell(self._begin_more)
         self._thread = threading.Thread(target=self._work, name=f"tutti-lane-{comm.rank}", daemon=True)
         self._thread.start()
 
@@ -253,6 +261,8 @@ class Lane:
                 raise RuntimeError("the lane is closed")
             self._jobs.append(job)
             self._wake.notify()
+            if self._begun:
+                self._ring()
         return job
 
     def take_busy(self) -> float:
@@ -268,21 +278,33 @@ class Lane:
             self._thread.join()
 
     def _work(self) -> None:
-        begun: _Job | None = None  # and not complete
         while True:
             with self._wake:
-                while not self._jobs and begun is None and not self._closed:
+                while not self._jobs and not self._begun and not self._closed:
                     self._wake.wait()
-                if not self._jobs and begun is None:
+                if not self._jobs and not self._begun:
                     return
-                free = begun is None or (begun.has_parts and bool(self._jobs) and self._jobs[0].has_parts)
-                job = self._jobs.pop(0) if free else None
+            job = self._next()
             if job is not None:
                 self._time(job.begin)
-            if begun is not None:
-                self._time(begun.complete)
-                begun.finished.set()
-            begun = job
+                self._begun.append(job)
+            else:
+                self._time(self._begun[0].complete)
+                self._begun.popleft().finished.set()
+
+    def _next(self) -> _Job | None:
+        """What may begin; nothing beside one that is whole."""
+        with self._wake:
+            begun = self._begun
+            free = bool(self._jobs) and (not begun or (begun[-1].has_parts and self._jobs[0].has_parts))
+            return self._jobs.popleft() if free else None
+
+    def _begin_more(self) -> None:
+        """While one is being completed."""
+        if threading.current_thread() is self._thread:
+            while self._begun and (job := self._next()) is not None:
+                job.begin()
+                self._begun.append(job)
 
     def _time(self, part: Callable[[], None]) -> None:
         begin = self.comm.clock.now()

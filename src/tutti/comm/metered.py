@@ -157,6 +157,9 @@ class Metered(Comm):
     def fork(self, name: str) -> Metered:
         return metered(self.inner.fork(name), self.meter)
 
+    def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
+        return self.inner.bell(answer)
+
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.inner.zeros(count, dtype, device)
 

@@ -201,18 +201,12 @@ class SharedComm(TcpComm):
                 self._write(link)
         return moved
 
-    def _poll(self, seconds: float) -> bool:
-        """The sockets: messages of those far away, wake-up calls, ends of connections."""
-        moved = False
-        for fd, event in self._poller.poll(seconds * 1000):
-            moved = True
-            link = self._by_fd[fd]
-            if isinstance(link.connection, Pipes):
-                if link.connection.answer():
-                    self._read(link)
-                continue
-            self._serve(link, event)
-        return moved
+    def _serve(self, link: Link, event: int) -> None:
+        """Of a near peer the socket has wake-up calls, and the end of the connection."""
+        if not isinstance(link.connection, Pipes):
+            super()._serve(link, event)
+        elif link.connection.answer():
+            self._read(link)
 
 
 # --- where the memory comes from -------------------------------------------------------------------------------------

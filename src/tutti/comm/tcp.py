@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import ssl
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ class TcpComm(Comm):
         self._store, self._access, self._mesh = store, access, mesh
         self._codes: dict[str, int] = {}
         self._native: Comm | None = None
+        self._bell: _Bell | None = None
         self._forks: list[TcpComm] = []
         self._poller = select.poll()
         self._links: dict[int, Link] = {}
@@ -160,6 +162,13 @@ class TcpComm(Comm):
                 raise PeerLost(f"none of {list(sources)} answered worker {self.rank} within {self.timeout:g} s")
             self._progress(max(left, 0))
 
+    def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
+        if self._bell is not None or not hasattr(os, "eventfd"):
+            return super().bell(answer)
+        self._bell = _Bell(answer)
+        self._poller.register(self._bell.fd, select.POLLIN)
+        return self._bell.ring
+
     def fork(self, name: str) -> TcpComm:
         mesh = f"{self._mesh}/{name}-{len(self._forks)}"  # a name may come again, and its first mesh is still published
         fork = type(self)(self.rank, self.size, self._store, self._access, self.clock, mesh)
@@ -191,6 +200,9 @@ class TcpComm(Comm):
         for link in links:
             link.connection.close()
         self._links, self._by_fd = {}, {}
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
 
     # --- the poll loop -----------------------------------------------------------------------------------------------
 
@@ -239,9 +251,20 @@ class TcpComm(Comm):
 
     def _progress(self, seconds: float) -> bool:
         """Move what can move, waiting so long for the first; False if nothing could."""
+        return self._poll(seconds)
+
+    def _poll(self, seconds: float) -> bool:
+        """The sockets, and the bell."""
         events = self._poller.poll(seconds * 1000)
+        rung = False
         for fd, event in events:
-            self._serve(self._by_fd[fd], event)
+            link = self._by_fd.get(fd)
+            if link is None:
+                rung = True
+            else:
+                self._serve(link, event)
+        if rung and self._bell is not None:
+            self._bell.answer()
         return bool(events)
 
     def _serve(self, link: Link, event: int) -> None:
@@ -352,3 +375,27 @@ class TcpComm(Comm):
                 raise ValueError(f"tag '{tag}' collides with another one: rename it")
             self._codes[tag] = code
         return code
+
+
+class _Bell:
+    """See `Comm.bell`."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._answer = answer
+        self._lock = threading.Lock()  # a number that is closed may be another file's at once
+
+    def ring(self) -> None:
+        with self._lock:
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
+
+    def answer(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        self._answer()
+
+    def close(self) -> None:
+        with self._lock:
+            os.close(self.fd)
+            self.fd = -1

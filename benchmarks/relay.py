@@ -39,9 +39,10 @@ def add_floors(rows: list[dict[str, Any]], rate: float) -> None:
     """`rate` is bytes of payload per second."""
     computing = next(row["seconds"] for row in rows if row["way"] == COMPUTE)
     for row in rows:
-        late = "combine-first" in row["way"] or row["way"] == "d-psgd-overlap" or row["busiest"] == 0
+        late = "combine-first" in row["way"] or row["way"] == "d-psgd-overlap"
         first = row["first"] or max(other["first"] for other in rows)  # torch-ddp does not show its buckets
-        row["floor"] = max(computing, (0 if late else first) + row["busiest"] / rate)
+        sending = row["busiest"] / rate
+        row["floor"] = max(computing, sending if late or not sending else first + sending)
 
 
 def show_floors(rows: list[dict[str, Any]]) -> None:

@@ -72,15 +72,17 @@ def test_nothing_begins_beside_one_that_is_whole(wire: type[TcpComm]) -> None:
 @pytest.mark.parametrize("wire", [TcpComm, SharedComm])
 def test_whoever_waits_answers_and_waits_on(wire: type[TcpComm]) -> None:
     with mesh(wire, 2) as (ours, theirs):
-        answers: list[str] = []
-        ring = ours.bell(lambda: answers.append(threading.current_thread().name))
-        threading.Thread(target=ring).start()
-        late = threading.Timer(0.2, lambda: theirs.send(0, torch.ones(3), "control/x").wait())
-        late.start()
+        answers: list[threading.Thread] = []
+
+        def answer() -> None:
+            answers.append(threading.current_thread())
+            theirs.send(0, torch.ones(3), "control/x").wait()
+
+        ring = ours.bell(answer)
+        threading.Timer(0.05, ring).start()
         tensor = torch.zeros(3)
         ours.recv(1, tensor, "control/x").wait()
-        late.join()
-        assert answers == [threading.current_thread().name]
+        assert answers == [threading.current_thread()]
         assert tensor.eq(1).all()
 
 

@@ -54,7 +54,7 @@ def test_a_link_has_its_rate_in_both_directions(two_links: dict[str, Any], host:
 
 @needs_hosts
 def test_the_congestion_control_is_named(two_links: dict[str, Any]) -> None:
-    assert two_links["congestion_control"].isidentifier()
+    assert two_links["system_congestion_control"].isidentifier()
 
 
 @needs_hosts

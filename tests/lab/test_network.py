@@ -13,7 +13,11 @@ from tutti.lab.network import HEADER, describe_hosts, find_doubts, make_table
 RATES = {"out": 200.4e6, "in": 19.96e6, "payload_out": 191e6, "payload_in": 1.9e6}
 FULL = {"host": 0, "asked": 2e8, **RATES, "latency": 45.2e-6, "cpu_asked": 0.4, "cpu": 0.398}
 PLAIN = {"host": 1, "asked": None, "latency": 0.0101, "cpu_asked": None, "cpu": None}
-NETWORK: dict[str, Any] = {"asked": "hosts(200Mbit, cpu=0.4)", "measured": [FULL, PLAIN], "congestion_control": "cubic"}
+NETWORK: dict[str, Any] = {
+    "asked": "hosts(200Mbit, cpu=0.4)",
+    "measured": [FULL, PLAIN],
+    "system_congestion_control": "cubic",
+}
 
 
 def show(description: dict[str, Any], width: int = 110) -> list[str]:
@@ -49,7 +53,7 @@ def test_the_table_is_whole_and_says_what_its_figures_are() -> None:
     assert first.split()[:2] == ["0", "200"]
     assert second.split()[:2] == ["1", "–"]
     assert " ".join(caption) == (
-        "hosts(200Mbit, cpu=0.4) · rates in Mbit/s, headers included; TCP's congestion control: cubic"
+        "hosts(200Mbit, cpu=0.4) · rates in Mbit/s, headers included; the system's congestion control: cubic"
     )
 
 

@@ -244,7 +244,7 @@ class Lane:
         self._begun: deque[_Job] = deque()  # and not complete
         self._wake = threading.Condition()
         self._closed = False
-        self._ring = comm.bell(self._begin_more)
+        self._ring = comm.bell(self._begin_all)
         self._thread = threading.Thread(target=self._work, name=f"tutti-lane-{comm.rank}", daemon=True)
         self._thread.start()
 
@@ -284,13 +284,9 @@ class Lane:
                     self._wake.wait()
                 if not self._jobs and not self._begun:
                     return
-            job = self._next()
-            if job is not None:
-                self._time(job.begin)
-                self._begun.append(job)
-            else:
-                self._time(self._begun[0].complete)
-                self._begun.popleft().finished.set()
+            self._time(self._begin_all)
+            self._time(self._begun[0].complete)
+            self._begun.popleft().finished.set()
 
     def _next(self) -> _Job | None:
         """What may begin; nothing beside one that is whole."""
@@ -299,12 +295,12 @@ class Lane:
             free = bool(self._jobs) and (not begun or (begun[-1].has_parts and self._jobs[0].has_parts))
             return self._jobs.popleft() if free else None
 
-    def _begin_more(self) -> None:
-        """While one is being completed."""
-        if threading.current_thread() is self._thread:
-            while self._begun and (job := self._next()) is not None:
-                job.begin()
+    def _begin_all(self) -> None:
+        """All that may begin; also while one is being completed, if the bell rings."""
+        if threading.current_thread() is self._thread:  # not whoever else waits in this comm
+            while (job := self._next()) is not None:
                 self._begun.append(job)
+                job.begin()
 
     def _time(self, part: Callable[[], None]) -> None:
         begin = self.comm.clock.now()

@@ -181,12 +181,12 @@ class SharedComm(TcpComm):
         moved = self._look()
         self._looks += 1
         if not self._all_near or self._looks % _LOOKS == 0:
-            moved = self._poll(0) or moved
+            moved = super()._progress(0) or moved
         if moved or seconds == 0:
             return moved
         for _, pipes in self._near:
             pipes.sleep()
-        return self._look() or self._poll(min(seconds, _NAP)) or self._look()
+        return self._look() or super()._progress(min(seconds, _NAP)) or self._look()
 
     def _look(self) -> bool:
         """Move what can move in the memory."""

@@ -250,11 +250,7 @@ class TcpComm(Comm):
         return self.clock.now() - begun < _TURN_SECONDS
 
     def _progress(self, seconds: float) -> bool:
-        """Move what can move, waiting so long for the first; False if nothing could."""
-        return self._poll(seconds)
-
-    def _poll(self, seconds: float) -> bool:
-        """The sockets, and the bell."""
+        """Move what can move, waiting so long for the first; False if nothing could. Answer the bell."""
         events = self._poller.poll(seconds * 1000)
         rung = False
         for fd, event in events:

@@ -52,7 +52,7 @@ def measure(wiring: Wiring, cpus: list[float | None], quotas: list[str]) -> dict
     for row, asked, share in zip(rows, cpus, _shares(quotas), strict=True):
         row.update({"cpu_asked": asked, "cpu": share if asked is not None else None})
     congestion = wiring.hosts[0].run(lambda: _read("/proc/sys/net/ipv4/tcp_congestion_control"))
-    return {"measured": rows, "congestion_control": congestion}
+    return {"measured": rows, "system_congestion_control": congestion}
 
 
 def _measure_link(wiring: Wiring, host: int) -> dict[str, Any]:

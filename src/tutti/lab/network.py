@@ -62,9 +62,10 @@ def make_table(description: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     for row in describe_hosts(description):
         table.add_row(*row)
-    congestion = description.get("congestion_control", "")
+    congestion = description.get("system_congestion_control", "")
     table.caption = (
-        f"{description.get('asked', '')} · rates in Mbit/s, headers included; TCP's congestion control: {congestion}"
+        f"{description.get('asked', '')} · rates in Mbit/s, headers included; "
+        f"the system's congestion control: {congestion}"
     )
     return table
 

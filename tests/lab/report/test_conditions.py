@@ -88,9 +88,9 @@ def test_a_network_that_was_asked_for() -> None:
 
 def test_hosts_are_described_with_their_units() -> None:
     measured = [{"host": 0, "asked": 1e8, "out": 9.91e7, "in": 9.9e7, "latency": 0.0101, "cpu_asked": 0.5, "cpu": 0.49}]
-    network = {"asked": "hosts(100Mbit, cpu=0.5)", "measured": measured, "congestion_control": "cubic"}
+    network = {"asked": "hosts(100Mbit, cpu=0.5)", "measured": measured, "system_congestion_control": "cubic"}
     section = make_conditions([make_record(network=network)])
-    assert terms_under(section, "Network")["congestion control"] == ["cubic"]
+    assert terms_under(section, "Network")["system congestion control"] == ["cubic"]
     (table,) = (part for part in section.parts if isinstance(part, Table))
     assert table.header[:4] == ["run", "host", "asked", "out"]
     assert table.rows[0][:4] == ("ddp", "0", "100", "99.1")

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tutti.comm import link
-from tutti.comm.link import Link
+from tutti.comm.link import Link, Receive, Send
 
 Pair = tuple[socket.socket, socket.socket]
 OPTIONS = {"wmem_max": socket.SO_SNDBUF, "rmem_max": socket.SO_RCVBUF}
@@ -85,3 +86,35 @@ def test_near_hosts_share_a_link_evenly(pair: Pair, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(link, "_round_trip", lambda _: 1e-4)
     Link(1, pair[1])
     assert control(pair[1]) == "cubic"
+
+
+@pytest.mark.parametrize("sees", ["one that sends", "one that receives"])
+def test_a_way_that_seemed_long_at_first_is_looked_at_again(
+    sees: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the next message, in whichever direction."""
+    monkeypatch.setattr(link, "_is_here", lambda _: False)
+    monkeypatch.setattr(link, "_round_trip", lambda _: 0.05)
+    pair[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    ours = Link(1, pair[0])
+
+    def message() -> None:
+        if sees == "one that sends":
+            ours.put(Send(Nobody(), ours, torch.zeros(1), code=1))
+        else:
+            ours.aim(code=1, length=4)
+
+    message()
+    assert control(pair[0]) == "reno"
+    monkeypatch.setattr(link, "_round_trip", lambda _: 1e-4)
+    message()
+    assert control(pair[0]) == "cubic"
+
+
+class Nobody:
+    """Whoever would turn the poll loop."""
+
+    rank = 0
+
+    def drive(self, pending: Send | Receive, deadline: float | None) -> bool:
+        raise AssertionError("nobody waits here")

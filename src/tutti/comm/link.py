@@ -154,9 +154,8 @@ class Link:
         self.plain = not isinstance(connection, ssl.SSLSocket)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.here = _is_here(connection)  # the peer has the same address
-        if not self.here and _round_trip(connection) < _NEAR:
-            _deepen(connection)
-            _share_evenly(connection)
+        self.far = not self.here  # as it seems so far
+        self._look_again()
         self.outbox: deque[Send] = deque()
         self.writing = self.said_goodbye = self.closed = False
         self.error: OSError | None = None  # what a failed call said
@@ -174,6 +173,13 @@ class Link:
         self.landing = torch.empty(0, dtype=torch.uint8)  # for what is to be added, see `Add`
         self.pushed: memoryview | None = None  # bytes read too far, to be taken before the socket's
 
+    def _look_again(self) -> None:
+        """A way that seemed long may only have been slow to answer at first, on a busy machine."""
+        if self.far and _round_trip(self.connection) < _NEAR:
+            self.far = False
+            _deepen(self.connection)
+            _share_evenly(self.connection)
+
     def scratch(self, nbytes: int) -> memoryview:
         """Memory for the bytes of one message, or for a part of a long one."""
         if self.landing.numel() < min(nbytes, _SCRATCH_BYTES):
@@ -182,6 +188,8 @@ class Link:
 
     def put(self, send: Send) -> bool:
         """Write what the socket takes; True when the frame is out."""
+        if self.far:
+            self._look_again()
         parts = send.parts
         sent = self.connection.sendmsg(parts) if self.plain else self.connection.send(parts[0] or parts[1])
         while parts and sent >= len(parts[0]):
@@ -217,6 +225,8 @@ class Link:
 
     def aim(self, code: int, length: int) -> None:
         """A frame begins: into the memory of its receive, aside, or away."""
+        if self.far:
+            self._look_again()
         self.code, self.receive, self.stash = code, None, None
         if self.late[code] > 0:
             self.late -= Counter([code])  # an empty counter again when it was the last

@@ -17,7 +17,7 @@ from workers import make_tls, on_shared, side_by_side
 from tutti.comm import pipes, shared
 from tutti.comm.base import LOST, Comm, PeerLost
 from tutti.comm.handshake import Access
-from tutti.comm.pipes import Pipe, Pipes
+from tutti.comm.pipes import POSITIONS, Pipe, Pipes
 from tutti.comm.shared import SharedComm
 from tutti.comm.window import windows
 from tutti.engine import distribute
@@ -90,7 +90,7 @@ def test_of_two_messages_that_look_alike_the_first_comes_first(monkeypatch: pyte
     """Also if the first one arrives just behind the look for it, and before the look for the second."""
     fetch, looked = Pipes.fetch, threading.local()
 
-    def too_early(pipes: Pipes, code: int, tensor: torch.Tensor) -> bool:
+    def too_early(pipes: Pipes, code: int, tensor: torch.Tensor) -> bool | None:
         looked.times = getattr(looked, "times", 0) + 1
         return looked.times % 3 > 0 and fetch(pipes, code, tensor)
 
@@ -127,6 +127,33 @@ def test_messages_of_all_lengths_pass_the_end_of_the_ring(monkeypatch: pytest.Mo
         return good
 
     assert on_shared(2, work) == [True, True]
+
+
+@pytest.mark.parametrize("before", range(0, 128, 4))
+def test_a_short_message_goes_round_the_end_at_once(before: int) -> None:
+    """Wherever the end cuts it: in the header, in the body, or not at all."""
+    pipe = Pipe(memoryview(bytearray(POSITIONS + 128)))
+    assert pipe.put([bytes(before)]) == pipe.take(memoryview(bytearray(before))) == before
+    sent, landed = torch.arange(16, dtype=torch.int32), torch.zeros(16, dtype=torch.int32)
+    assert pipe.fetch(7, landed) is False
+    assert pipe.post(7, sent) is True
+    assert pipe.fetch(8, landed) is None
+    assert pipe.fetch(7, landed) is True
+    assert landed.equal(sent)
+    assert pipe.filled() == 0
+
+
+def test_what_has_come_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving way to others in the hope that it will look different does not help."""
+    with mesh(SharedComm, 2) as (ours, theirs):
+        messages = {"a": torch.ones(3), "b": torch.arange(200_000.0), "c": torch.zeros(5)}
+        for tag, message in messages.items():
+            ours.exchange([(1, message)], [], f"control/{tag}")
+        monkeypatch.setattr(SharedComm, "_give_way", lambda _: pytest.fail("it gives way"))
+        for tag, message in reversed(messages.items()):
+            landing = torch.full_like(message, -1)
+            theirs.exchange([], [(0, landing)], f"control/{tag}")
+            assert landing.equal(message)
 
 
 def test_short_messages_keep_behind_long_ones() -> None:

@@ -55,15 +55,15 @@ class Pipes:
         self._wake(self._out.reader_sleeps)
         return True
 
-    def fetch(self, code: int, tensor: Tensor) -> bool:
-        """A whole short message at once; False where it is not there, or not the next one."""
+    def fetch(self, code: int, tensor: Tensor) -> bool | None:
+        """A whole short message at once; False where nothing has come, None where that is not the whole of this one."""
         link = self._link
         if link.posted or link.body is not None or link.got or link.pushed or link.late or link.aside.get(code):
-            return False
-        if not self._in.fetch(code, tensor):
-            return False
-        self._wake(self._in.writer_sleeps)
-        return True
+            return None
+        fetched = self._in.fetch(code, tensor)
+        if fetched:
+            self._wake(self._in.writer_sleeps)
+        return fetched
 
     def sendmsg(self, parts: list[Any]) -> int:
         """Bytes that have passed; of what was lent none before all of it is back."""
@@ -208,45 +208,61 @@ class Pipe:
         if at < self._loan[1]:  # one that has been made just now, or comes behind these bytes
             length = min(length, self._loan[0] - at)
         if length:
-            place = at % self._capacity
-            first = min(length, self._capacity - place)
-            _copy(view[:first], self._ring[place : place + first])
-            if first < length:
-                _copy(view[first:length], self._ring[: length - first])
+            self._copy_out(at % self._capacity, view, length)
             self._read[0] = at + length
         return length
 
     def post(self, code: int, tensor: Tensor) -> bool:
         nbytes, at = tensor.nbytes, self._written[0]
-        place, end = at % self._capacity, at + HEADER.size + nbytes
-        if nbytes > SHORT or end - self._read[0] > self._capacity or place + end - at > self._capacity:
+        end = at + HEADER.size + nbytes
+        if nbytes > SHORT or end - self._read[0] > self._capacity or not tensor.is_cpu:
             return False
-        if not tensor.is_cpu:
-            return False
-        HEADER.pack_into(self._ring, place, code, nbytes)
-        _copy(self._ring[place + HEADER.size : place + end - at], bytes_of(tensor))
+        place = at % self._capacity
+        if place + end - at <= self._capacity:
+            HEADER.pack_into(self._ring, place, code, nbytes)
+            _copy(self._ring[place + HEADER.size : place + end - at], bytes_of(tensor))
+        else:
+            self._copy_in(place, HEADER.pack(code, nbytes), HEADER.size)
+            self._copy_in((place + HEADER.size) % self._capacity, bytes_of(tensor), nbytes)
         self._written[0] = end
         return True
 
-    def fetch(self, code: int, tensor: Tensor) -> bool:
-        at = self._read[0]
-        if self._written[0] == at:
+    def fetch(self, code: int, tensor: Tensor) -> bool | None:
+        at, written = self._read[0], self._written[0]
+        if written == at:
             return False
         nbytes = tensor.nbytes
-        place, end = at % self._capacity, at + HEADER.size + nbytes
-        if nbytes > SHORT or end > self._written[0] or place + end - at > self._capacity:
-            return False
-        if HEADER.unpack_from(self._ring, place) != (code, nbytes) or not tensor.is_cpu:
-            return False
-        _copy(bytes_of(tensor), self._ring[place + HEADER.size : place + end - at])
+        end = at + HEADER.size + nbytes
+        if nbytes > SHORT or end > written or not tensor.is_cpu:
+            return None
+        place = at % self._capacity
+        in_one = place + end - at <= self._capacity
+        if (HEADER.unpack_from(self._ring, place) if in_one else self._unpack(place)) != (code, nbytes):
+            return None
+        if in_one:
+            _copy(bytes_of(tensor), self._ring[place + HEADER.size : place + end - at])
+        else:
+            self._copy_out((place + HEADER.size) % self._capacity, bytes_of(tensor), nbytes)
         self._read[0] = end
         return True
+
+    def _unpack(self, place: int) -> tuple[int, ...]:
+        """The header, which may go round the end."""
+        head = memoryview(bytearray(HEADER.size))
+        self._copy_out(place, head, HEADER.size)
+        return HEADER.unpack(head)
 
     def _copy_in(self, place: int, part: Any, length: int) -> None:
         first = min(length, self._capacity - place)
         _copy(self._ring[place : place + first], part[:first])
         if first < length:
             _copy(self._ring[: length - first], part[first:length])
+
+    def _copy_out(self, place: int, view: memoryview, length: int) -> None:
+        first = min(length, self._capacity - place)
+        _copy(view[:first], self._ring[place : place + first])
+        if first < length:
+            _copy(view[first:length], self._ring[: length - first])
 
 
 def _copy(target: memoryview, source: Any) -> None:

@@ -121,11 +121,11 @@ class SharedComm(TcpComm):
             return
         code, pipes = self._code(tag), self._pipes
         sent = [self.send(peer, tensor, tag) for peer, tensor in sends if not pipes[peer].post(code, tensor)]
-        missing = self._fetch(code, recvs)
+        missing, may_come = self._fetch(code, recvs)
         turns = 0 if sent else self.turns
-        while missing and turns:
+        while missing and may_come and turns:
             turns = turns - 1 if self._give_way() else 0
-            missing = self._fetch(code, missing)
+            missing, may_come = self._fetch(code, missing)
         received = [self.recv(peer, tensor, tag) for peer, tensor in missing]
         for each in (*received, *sent):
             each.wait()
@@ -135,13 +135,20 @@ class SharedComm(TcpComm):
             return Comm.start_exchange(self, sends, recvs, tag)
         return super().start_exchange(sends, recvs, tag)
 
-    def _fetch(self, code: int, messages: Sequence[Message]) -> list[Message]:
-        """Take those that are there and return the others; of one peer's none before those that come first."""
+    def _fetch(self, code: int, messages: Sequence[Message]) -> tuple[list[Message], bool]:
+        """Take those that are there and return the others, and whether these may come this way. Of one peer's none is
+        taken before those that come first."""
         missing: list[Message] = []
-        for peer, tensor in messages:
-            if any(peer == other for other, _ in missing) or not self._pipes[peer].fetch(code, tensor):
-                missing.append((peer, tensor))
-        return missing
+        may_come = True
+        for message in messages:
+            peer, tensor = message
+            fetched: bool | None = False
+            if not any(peer == other for other, _ in missing):
+                fetched = self._pipes[peer].fetch(code, tensor)
+            if not fetched:
+                missing.append(message)
+                may_come = may_come and fetched is not None
+        return missing, may_come
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         if all(tensor.nbytes <= SHORT for _, tensor in recvs):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,29 @@ def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_cache() == tmp_path / ".cache" / "tutti"
+
+
+STEPS = """
+import resource
+from tutti.machine import keep_memory
+{}
+def step():
+    return len([b"x" * 20_000_000 for _ in range(4)])
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+def test_memory_that_is_kept_is_not_given_out_anew() -> None:
+    """Five steps of 80 MB; counted in pages of 4 KiB or more."""
+
+    def count_pages(call: str) -> int:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", STEPS.format(call)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+    assert count_pages("keep_memory()") < 100 < count_pages("")

@@ -29,6 +29,7 @@ from tutti.comm.rendezvous import WireOptions, connect
 from tutti.errors import RunFailed, UserError
 from tutti.failures import Failure
 from tutti.launch_options import LaunchOptions, Report, Result, WorkerFunction, say_nothing
+from tutti.machine import keep_memory
 from tutti.networks.base import Door
 
 _GRACE = 0.6  # seconds a worker that lost a peer waits, so that the peer's own error is found first
@@ -208,6 +209,7 @@ def _work(job: _Job) -> Any:
     elif os.environ["MASTER_ADDR"] == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(job.threads)
+    keep_memory()
     try:
         comm = connect(job.wire)
         comm.interface = door.interface if door.own_interface else ""

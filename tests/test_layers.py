@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"spec", "errors", "machine", "partitions"},
     "tasks": {"spec", "errors", "clock", "data"},
     "launch_options": {"errors", "comm", "machine", "networks"},
-    "worker_processes": {"errors", "clock", "comm", "failures", "fork_server", "launch_options", "networks"},
+    "worker_processes": {"errors", "clock", "comm", "failures", "fork_server", "launch_options", "machine", "networks"},
     "launch": {"errors", "clock", "comm", "failures", "launch_options", "worker_processes"},
     "train": {"spec", "errors", "comm", "engine", "models", "tasks", "partitions", "sampling"},
     "hosts": {"errors", "clock"},

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from launch_targets import count_new_pages
 
 from tutti import machine
+from tutti.launch import LaunchOptions, launch
 from tutti.machine import count_cores, find_cache, name_host
 
 
@@ -43,27 +45,9 @@ def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytes
     assert find_cache() == tmp_path / ".cache" / "tutti"
 
 
-STEPS = """
-import resource
-from tutti.machine import keep_memory
-{}
-def step():
-    return len([b"x" * 20_000_000 for _ in range(4)])
-step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    step()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
-def test_memory_that_is_kept_is_not_given_out_anew() -> None:
-    """Five steps of 80 MB; counted in pages of 4 KiB or more."""
-
-    def count_pages(call: str) -> int:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", STEPS.format(call)]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
-
-    assert count_pages("keep_memory()") < 100 < count_pages("")
+def test_workers_keep_the_memory_they_free() -> None:
+    alone = "from launch_targets import count_new_pages as count; print(count())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=True, env=environment)
+    assert launch(count_new_pages, (), LaunchOptions(1), lambda _: None) < 100 < int(done.stdout)

@@ -29,9 +29,8 @@ def find_cache() -> Path:
 
 
 def keep_memory() -> None:
-    """What this process frees is kept for what it needs next. Left alone, glibc hands much of what a step has used back
-    to the system, which gives it out anew for the next step, page by page and filled with zeros: of a step of ResNet-18
-    on a CPU that was a twentieth. Nothing happens with another C library."""
+    """What this process frees is kept for what it needs next, instead of going back to the system after every step.
+    Nothing happens with another C library than glibc."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, 2**25)  # the most that glibc takes

@@ -14,7 +14,7 @@ from launch_targets import sum_up_what_is_lent
 from meshes import mesh
 from workers import make_tls, on_shared, side_by_side
 
-from tutti.comm import pipes, shared
+from tutti.comm import link, pipes, shared
 from tutti.comm.base import LOST, Comm, PeerLost
 from tutti.comm.handshake import Access
 from tutti.comm.pipes import POSITIONS, Pipe, Pipes
@@ -56,6 +56,12 @@ def test_workers_of_two_machines_use_sockets_between_them(monkeypatch: pytest.Mo
 
     store = dist.HashStore()
     assert side_by_side(3, work) == [("shared", 1.2e6), ("shared", 1.2e6), ("tcp", 1.2e6)]
+
+
+def test_two_addresses_of_one_machine_share_however_slow_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_is_here", lambda _: False)
+    monkeypatch.setattr(link, "_round_trip", lambda connection: 0.05 * len(connection.getsockname()))
+    assert on_shared(2, lambda comm: comm.all_reduce(torch.ones(200_000)) or comm.wire) == ["shared", "shared"]
 
 
 def test_where_memory_is_full_the_sockets_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

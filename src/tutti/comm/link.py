@@ -155,7 +155,8 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.here = _is_here(connection)  # the peer has the same address
         self.far = not self.here  # as it seems so far
-        self._look_again()
+        if self.far:
+            self._look_again()
         self.outbox: deque[Send] = deque()
         self.writing = self.said_goodbye = self.closed = False
         self.error: OSError | None = None  # what a failed call said
@@ -175,7 +176,7 @@ class Link:
 
     def _look_again(self) -> None:
         """A way that seemed long may only have been slow to answer at first, on a busy machine."""
-        if self.far and _round_trip(self.connection) < _NEAR:
+        if _round_trip(self.connection) < _NEAR:
             self.far = False
             _deepen(self.connection)
             _share_evenly(self.connection)

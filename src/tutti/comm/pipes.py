@@ -218,7 +218,7 @@ class Pipe:
         if nbytes > SHORT or end - self._read[0] > self._capacity or not tensor.is_cpu:
             return False
         place = at % self._capacity
-        if place + end - at <= self._capacity:
+        if place + end - at <= self._capacity:  # usually; what goes round the end takes longer
             HEADER.pack_into(self._ring, place, code, nbytes)
             _copy(self._ring[place + HEADER.size : place + end - at], bytes_of(tensor))
         else:
@@ -236,10 +236,10 @@ class Pipe:
         if nbytes > SHORT or end > written or not tensor.is_cpu:
             return None
         place = at % self._capacity
-        in_one = place + end - at <= self._capacity
-        if (HEADER.unpack_from(self._ring, place) if in_one else self._unpack(place)) != (code, nbytes):
+        is_whole = place + end - at <= self._capacity
+        if (HEADER.unpack_from(self._ring, place) if is_whole else self._unpack(place)) != (code, nbytes):
             return None
-        if in_one:
+        if is_whole:
             _copy(bytes_of(tensor), self._ring[place + HEADER.size : place + end - at])
         else:
             self._copy_out((place + HEADER.size) % self._capacity, bytes_of(tensor), nbytes)

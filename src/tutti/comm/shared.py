@@ -92,6 +92,7 @@ class SharedComm(TcpComm):
     def _join(self, peer: int, memory: mmap.mmap) -> tuple[Link, Pipes]:
         link = self._links[peer]
         link.connection = pipes = Pipes(link, memory, first=self.rank < peer)  # type: ignore[assignment]
+        link.far = False
         return link, pipes
 
     def _show_windows(self) -> None:

@@ -15,7 +15,9 @@ from tutti.collectives.base import Collective
 from tutti.comm.base import Comm
 from tutti.comm.lossy import Lossy
 from tutti.errors import UserError
+from tutti.exchanges.base import Exchange
 from tutti.launch import Report
+from tutti.layout import Layout
 from tutti.spec import parse
 
 
@@ -74,6 +76,19 @@ def train_small_models(comm: Comm, _: Report, specs: tuple[str, ...]) -> dict[st
         with set_up(comm, spec) as run:
             train(run, range(6))
         found[spec] = comm.gather_bytes(weights(run.replica.model).numpy().tobytes())
+    return found
+
+
+def relay_long_buffers(comm: Comm, _: Report, specs: tuple[str, ...], count: int) -> list[list[bytes]]:
+    """Five steps with each of them, of numbers that differ; everybody's result, by spec."""
+    found = []
+    for spec in specs:
+        layout = Layout.of([("x", torch.zeros(count))])
+        exchange, buffer = parse(spec, Exchange).setup(comm, layout, "weights/0"), torch.zeros(layout.total)
+        for step in range(5):
+            buffer[:count] += torch.arange(count).remainder_(7 + comm.rank + step)
+            exchange.agree(buffer, step, 1.0)
+        found.append(comm.gather_bytes(buffer[:count].numpy().tobytes()))
     return found
 
 

@@ -73,6 +73,24 @@ def memory_of_the_wires_own(comm: Comm) -> None:
             same(total, torch.full((count,), left + 2.0))
 
 
+def drafts_of_messages(comm: Comm) -> None:
+    """What is written in them lands in the turn it was meant for, short or long, and leaves the other turn alone."""
+    for count in (0, 5, 200_000):
+        turns = [[(p, comm.zeros(count, torch.float32, torch.device("cpu"))) for p in comm.others()] for _ in range(2)]
+        drafts = comm.drafts(turns, "control/drafts")
+        for step in range(4):
+            now, before = turns[step % 2], turns[(step + 1) % 2]
+            kept = [tensor.clone() for _, tensor in before]
+            for peer, draft in zip(comm.others(), drafts[step % 2], strict=True):
+                draft.copy_(value(comm.rank, (count,), torch.float32, what=peer + step))
+            sends = list(zip(comm.others(), drafts[step % 2], strict=True))
+            comm.exchange(sends, now, "control/check")
+            for (peer, tensor), (_, other), was in zip(now, before, kept, strict=True):
+                same(tensor, value(peer, (count,), torch.float32, what=comm.rank + step))
+                same(other, was)
+            comm.barrier()
+
+
 def exchange_keeps_order(comm: Comm) -> None:
     """Messages of one tag between the same two arrive in the order they were sent, within one call and over calls."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -273,6 +291,7 @@ def forks_run_side_by_side(comm: Comm) -> None:
 OPERATIONS: list[Check] = [
     exchange_with_everybody,
     memory_of_the_wires_own,
+    drafts_of_messages,
     exchange_keeps_order,
     an_exchange_says_what_came,
     several_exchanges_under_way,

@@ -131,6 +131,14 @@ class Comm(ABC):
         """Memory for what will be sent again and again: a wire may put it where its peers can see it."""
         return torch.zeros(count, dtype=dtype, device=device)
 
+    def drafts(self, turns: Sequence[Sequence[Message]], tag: str) -> list[list[Tensor]]:
+        """Memory to write in what will be sent to these peers again and again, as long as what comes from them. A turn
+        says where that lands, in memory from `zeros`; several turns, to the same peers, take turns. On a wire that can
+        a draft is the peer's own landing of that turn, and sending it copies nothing: so nothing may be written in it
+        while the peer may still use what it held. All peers call this too, in the same order."""
+        drafts = [self.zeros(tensor.numel(), tensor.dtype, tensor.device) for _, tensor in turns[0]]
+        return [drafts for _ in turns]
+
     @property
     def native(self) -> Comm:
         """The comm whose operations are the backend's own; this one, where the backend has none."""

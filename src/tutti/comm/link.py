@@ -163,6 +163,7 @@ class Link:
         self.least = 1  # bytes that make the socket readable
         self.heard = 0.0  # when the peer last gave a sign of life
         self.posted: deque[Receive] = deque()
+        self.open: set[int] = set()  # addresses here that the peer itself writes to, see `Comm.drafts`
         self.aside: dict[int, deque[bytearray]] = {}
         self.late: Counter[int] = Counter()
         self.head = memoryview(bytearray(HEADER.size))
@@ -318,7 +319,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
         raise ValueError("only contiguous tensors can be sent or received in place")
     if nbytes == 0:
         return _NO_BYTES
-    key = (tensor.data_ptr(), nbytes)
+    return memory_at(tensor.data_ptr(), nbytes)
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    key = (address, nbytes)
     view = _views.get(key)
     if view is None:
         if len(_views) >= _MOST_VIEWS:

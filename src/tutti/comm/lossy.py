@@ -148,6 +148,10 @@ class Lossy(Metered):
         else:
             super().stream(steps, lag, tag)
 
+    def drafts(self, turns: Sequence[Sequence[Message]], tag: str) -> list[list[Tensor]]:
+        """What is written must not have arrived: it may get lost."""
+        return Comm.drafts(self, turns, tag) if self.loss.strikes(tag) else super().drafts(turns, tag)
+
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         """The first of which a copy comes, lost or not, is waited for."""
         if not self.loss.strikes(tag):

@@ -163,6 +163,9 @@ class Metered(Comm):
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.inner.zeros(count, dtype, device)
 
+    def drafts(self, turns: Sequence[Sequence[Message]], tag: str) -> list[list[Tensor]]:
+        return self.inner.drafts(turns, tag)
+
     @property
     def native(self) -> Comm:
         return self if self.inner.native is self.inner else metered(self.inner.native, self.meter)

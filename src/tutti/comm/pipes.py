@@ -11,13 +11,15 @@ import mmap
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from tutti.comm.link import HEADER, Link, bytes_of
+from tutti.comm.link import HEADER, Link, bytes_of, memory_at
 from tutti.comm.window import Outlook, Place, windows
 
 SHORT = 2**19  # bytes of a message that goes at once
 LINE = 64  # bytes; what two processors hand each other at a time
+NOWHERE = Place(-1, 0, 0)
 POSITIONS = 5 * LINE  # bytes before the ring
 _LONG = 2**15  # bytes from which a copy is worth letting other threads run
 
@@ -35,12 +37,31 @@ class Pipes:
         self._ended = False
         self.lends = False  # to a peer that can see this worker's windows
         self._lent = False  # what is to be sent next
+        self._drafts: dict[int, Place] = {}  # the peer's landings that this worker writes to, by their address here
 
     def look_out(self, process: int, fd: int, number: int) -> bool:
         """Whether the peer's windows can be seen."""
         with suppress(OSError):
             self._in.outlook = Outlook(process, fd, number)
         return self._in.outlook is not None
+
+    def open(self, landing: Tensor) -> Place:
+        """Let the peer write there itself; nowhere, if it cannot or need not."""
+        place = None
+        if self.lends and landing.nbytes > SHORT:
+            place = windows().find(landing.data_ptr(), landing.nbytes)
+        if place is None:
+            return NOWHERE
+        self._in.landings[place] = landing.data_ptr()
+        self._link.open.add(landing.data_ptr())
+        return place
+
+    def reach(self, place: Place, landing: Tensor) -> Tensor:
+        """The peer's landing, of the same kind as the one here."""
+        assert self._in.outlook is not None, "it lends only to those who can see it"
+        draft = self._in.outlook.see(place, landing.nbytes).view(landing.dtype)
+        self._drafts[draft.data_ptr()] = place
+        return draft
 
     def readable(self) -> bool:
         return self._ended or self._in.filled() > 0
@@ -73,10 +94,13 @@ class Pipes:
         if self._lent:
             self._lent = False
             return len(last)
-        place = windows().find(_address(last), len(last)) if self.lends and len(last) > SHORT else None
+        draft = self._drafts.get(_address(last)) if self._drafts and len(last) else None
+        place = draft
+        if draft is None and self.lends and len(last) > SHORT:
+            place = windows().find(_address(last), len(last))
         sent = self._out.put(parts if place is None else before)
         if place is not None and sent == sum(map(len, before)):
-            self._out.lend(place, len(last))
+            self._out.lend(place, len(last), there=draft is not None)
             self._lent = True
         elif sent == 0 and any(len(part) for part in parts):
             raise BlockingIOError
@@ -144,7 +168,8 @@ class Pipes:
 
 class Pipe:
     """One direction: positions that only grow, who sleeps, and a ring of bytes. What is on loan has positions too, but
-    no place in the ring, and nothing is written behind it until it is back."""
+    no place in the ring, and nothing is written behind it until it is back. It lies in the writer's windows, or there
+    already: in a landing of the reader's that the writer has written to."""
 
     outlook: Outlook | None = None  # on the writer's windows
 
@@ -153,7 +178,8 @@ class Pipe:
         step = LINE // 8
         self._written, self._read = numbers[0:1], numbers[step : step + 1]
         self.reader_sleeps, self.writer_sleeps = numbers[2 * step : 2 * step + 1], numbers[3 * step : 3 * step + 1]
-        self._loan = numbers[4 * step : 4 * step + 5]  # from where to where, and its place in the writer's windows
+        self._loan = numbers[4 * step : 4 * step + 6]  # from where to where, its place, and whether it is there already
+        self.landings: dict[Place, int] = {}  # addresses of what the writer writes to
         self._ring = memory[POSITIONS:]
         self._capacity = len(self._ring)
 
@@ -176,9 +202,9 @@ class Pipe:
         self._written[0] = at
         return at - begun
 
-    def lend(self, place: Place, nbytes: int) -> None:
+    def lend(self, place: Place, nbytes: int, there: bool) -> None:
         at = self._written[0]
-        for index, value in enumerate((at, at + nbytes, *place)):
+        for index, value in enumerate((at, at + nbytes, *place, there)):
             self._loan[index] = value
         self._written[0] = at + nbytes
 
@@ -188,10 +214,15 @@ class Pipe:
     def borrow(self) -> Tensor | None:
         """What is left of a loan, where that comes next."""
         at, written = self._read[0], self._written[0]  # looked at before the loan, which was there before
-        begin, end, *place = self._loan
+        begin, end, *place, there = self._loan
         if self.outlook is None or not begin <= at < end <= written:
             return None
-        return self.outlook.see(Place(*place), end - begin)[at - begin :]
+        if there:
+            address = self.landings[Place(*place)]
+            whole = torch.frombuffer(memory_at(address, end - begin), dtype=torch.uint8)
+        else:
+            whole = self.outlook.see(Place(*place), end - begin)
+        return whole[at - begin :]
 
     def give_back(self, nbytes: int) -> None:
         self._read[0] += nbytes
@@ -200,7 +231,8 @@ class Pipe:
         lent = self.borrow()
         if lent is not None:
             length = min(len(view), len(lent))
-            ctypes.memmove(_address(view), lent.data_ptr(), length)
+            if _address(view) != lent.data_ptr():
+                ctypes.memmove(_address(view), lent.data_ptr(), length)
             self.give_back(length)
             return length
         at = self._read[0]

@@ -22,6 +22,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -31,9 +32,9 @@ from tutti.clock import Clock
 from tutti.comm.base import Comm, Message, Step
 from tutti.comm.handshake import Access
 from tutti.comm.link import Add, Link
-from tutti.comm.pipes import LINE, POSITIONS, SHORT, Pipes
+from tutti.comm.pipes import LINE, NOWHERE, POSITIONS, SHORT, Pipes
 from tutti.comm.tcp import TcpComm
-from tutti.comm.window import windows
+from tutti.comm.window import Place, windows
 from tutti.machine import name_host
 
 _FOLDER = Path("/dev/shm")
@@ -114,6 +115,28 @@ class SharedComm(TcpComm):
             with suppress(OSError):
                 return windows().zeros(count, dtype)
         return super().zeros(count, dtype, device)
+
+    def drafts(self, turns: Sequence[Sequence[Message]], tag: str) -> list[list[Tensor]]:
+        """The landings of near peers, where they are long; of others' there is one for all turns."""
+        places = range(len(turns[0]))
+        reached = [self._reach(landings, tag) for landings in turns]
+        missing = [at for at in places if any(drafts[at] is None for drafts in reached)]
+        (plain,) = super().drafts([[turns[0][at] for at in missing]], tag)
+        stand_ins = dict(zip(missing, plain, strict=True))
+        return [[stand_ins[at] if at in stand_ins else cast(Tensor, drafts[at]) for at in places] for drafts in reached]
+
+    def _reach(self, landings: Sequence[Message], tag: str) -> list[Tensor | None]:
+        """Every peer's landing for what this worker sends; None where it cannot be reached."""
+        peers = [peer for peer, _ in landings]
+        mine = [self._pipes[peer].open(tensor) if peer in self._pipes else NOWHERE for peer, tensor in landings]
+        theirs = [torch.zeros(len(NOWHERE), dtype=torch.int64) for _ in landings]
+        sends = [(peer, torch.tensor(place)) for peer, place in zip(peers, mine, strict=True)]
+        self.exchange(sends, list(zip(peers, theirs, strict=True)), tag)
+        places = [Place(*place.tolist()) for place in theirs]
+        return [
+            self._pipes[peer].reach(place, landing) if place != NOWHERE else None
+            for (peer, landing), place in zip(landings, places, strict=True)
+        ]
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """Short messages straight into and out of the memory, where nothing else is under way."""

@@ -52,6 +52,9 @@ class Subset(Comm):
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._inner.zeros(count, dtype, device)
 
+    def drafts(self, turns: Sequence[Sequence[Message]], tag: str) -> list[list[Tensor]]:
+        return self._inner.drafts([self._beneath(landings) for landings in turns], tag)
+
     def note(self, tag: str, nbytes: float) -> None:
         self._inner.note(tag, nbytes)
 

@@ -319,9 +319,12 @@ class TcpComm(Comm):
     def _read_header(self, link: Link) -> bool:
         """Read a header and aim what follows; False if it is not all there.
 
-        The first receive posted gets its bytes in the same system call, and usually that is all of them.
+        The first receive posted gets its bytes in the same system call, and usually that is all of them. Not where
+        the peer writes by itself: what it has written there may be of another message.
         """
         guess = link.posted[0] if link.posted and link.plain and link.got == 0 and not link.pushed else None
+        if guess is not None and link.open and guess.host.data_ptr() in link.open:
+            guess = None
         if guess is not None:
             got = link.connection.recvmsg_into([link.head, guess.view])[0]
             if got == guess.whole and link.head == guess.header and not link.late:

@@ -44,12 +44,16 @@ from tutti.topologies.base import Topology, find_parents
 class Branch:
     """One tree's piece of the buffer, at one worker. A message has one element more than the piece: its count."""
 
-    def __init__(self, comm: Comm, neighbours: list[int], numel: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, comm: Comm, neighbours: list[int], numel: int, dtype: torch.dtype, device: torch.device, tag: str
+    ) -> None:
         self.neighbours = neighbours
         shape = len(neighbours), numel + 1
         self.start = torch.zeros(numel, dtype=dtype, device=device)  # x_0; all zero until `begin`
-        self.known, self.landing = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))  # now, and next
-        self.out = comm.zeros(math.prod(shape), dtype, device).view(shape)
+        # what has come, and where the next comes; and what is written to the neighbours, in the same turns
+        self.known, self.landing = (comm.zeros(math.prod(shape), dtype, device).view(shape) for _ in range(2))
+        turns = [list(zip(neighbours, rows, strict=True)) for rows in (self.known, self.landing)]
+        self.later, self.out = comm.drafts(turns, tag)
 
     def fill(self, piece: Tensor) -> None:
         """Make what goes out: to each neighbour this worker's own and all that is known from the others."""
@@ -62,7 +66,7 @@ class Branch:
 
     def take(self, arrived: list[bool], lost: str) -> None:
         """What has come in is known from now on; of what has not, what was known before or nothing."""
-        self.known, self.landing = self.landing, self.known
+        self.known, self.landing, self.out, self.later = self.landing, self.known, self.later, self.out
         for place, here in enumerate(arrived):
             if not here:
                 self.known[place] = self.landing[place] if lost == "last" else 0
@@ -97,7 +101,7 @@ class Relay(Exchange):
         dtype = torch.promote_types(self.layout.dtype, torch.float32)
         pieces = torch.empty(self.layout.numel, device="meta").tensor_split(self.topology.parts)
         self._branches = [
-            Branch(self.comm, self._find_neighbours(at), piece.numel(), dtype, self.layout.device)
+            Branch(self.comm, self._find_neighbours(at), piece.numel(), dtype, self.layout.device, self.tag)
             for at, piece in enumerate(pieces)
         ]
 

@@ -243,7 +243,8 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(
     [
         ([], "the following arguments are required: COMMAND"),
         (["run"], "SPEC"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "there is no command 'fly'; there is run, compare, "),
+        (["cmopare"], "there is no command 'cmopare'; did you mean 'compare'? see tutti --help"),
         (["run", "ddp", "--workers", "0"], "takes a whole number from 1, not '0'"),
         (["run", "ddp", "--lr", "-1"], "takes a number above 0, not '-1'"),
         (["run", "ddp", "--lr", "nan"], "takes a number above 0, not 'nan'"),
@@ -251,7 +252,7 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(
         (["run", "ddp", "--seed", "-1"], "takes a whole number from 0"),
         (["run", "ddp", "--steps", "3", "--epochs", "1"], "not allowed with"),
         (["run", "ddp", "--batch", "3", "--global-batch", "1"], "not allowed with"),
-        (["run", "ddp", "--optimizer", "sdg"], "invalid choice: 'sdg'"),
+        (["run", "ddp", "--optimizer", "sdg"], "--optimizer: there is no choice 'sdg'; did you mean 'sgd'? see"),
     ],
 )
 def test_a_wrong_option_gets_a_sentence_and_exit_code_2(

@@ -78,7 +78,7 @@ def test_a_mistake_gets_a_sentence(arguments: list[str], sentence: str, capsys: 
     ("arguments", "sentence"),
     [
         ([], "the following arguments are required: ACTION"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "there is no action 'fly'; there is try, clean; see tutti net --help"),
         (["try"], "the following arguments are required: SPEC"),
         (["try", "hosts", "--workers", "0"], "takes a whole number from 1, not '0'"),
     ],

@@ -172,7 +172,7 @@ def test_an_unknown_name_is_a_mistake(
     assert main(["reproduce", "vgg-cifra"]) == 2
     out, error = capsys.readouterr()
     assert out == ""
-    assert error == f"tutti: there is no reproduction 'vgg-cifra'; there is {', '.join(names())}\n"
+    assert error == "tutti: there is no reproduction 'vgg-cifra'; did you mean 'vgg-cifar'?\n"
     assert list(tmp_path.iterdir()) == []
 
 

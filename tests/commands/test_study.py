@@ -144,7 +144,7 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ("aggregation --workers 4", "'krum' needs at least 2 * bad + 3 = 5 workers, and there are 4"),
         ("aggregation --rounds 4", "unrecognized arguments: --rounds 4; see tutti study aggregation --help"),
         ("aggregation --json nowhere/x.json", "there is no folder nowhere for --json nowhere/x.json"),
-        ("agregation", "there is no study 'agregation'; there is aggregation"),
+        ("agregation", "there is no study 'agregation'; did you mean 'aggregation'?"),
         ("--quick aggregation", "unrecognized arguments: --quick"),
     ],
 )

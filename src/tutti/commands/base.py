@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tutti.errors import RunFailed, UserError
+from tutti.errors import RunFailed, UserError, suggest
 
 if TYPE_CHECKING:
     from tutti.lab.experiment import Job
@@ -35,8 +35,16 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """In our words: the choices of an option, or (without a name to go before) the commands."""
+        if action.choices is None or value in action.choices:
+            return
+        what = action.metavar.lower() if isinstance(action.metavar, str) else "choice"
+        advice = suggest(str(value), [str(choice) for choice in action.choices])
+        raise argparse.ArgumentError(action if action.option_strings else None, f"there is no {what} '{value}'{advice}")
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tutti: {message}; see {self.prog} --help\n")
+        self.exit(2, f"tutti: {message}{' ' if message.endswith('?') else '; '}see {self.prog} --help\n")
 
 
 def add_command(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tutti.errors import UserError
+from tutti.errors import UserError, suggest
 from tutti.lab.experiment import Job, Results
 from tutti.lab.record import Record
 from tutti.lab.report.parts import Section, Table
@@ -81,7 +81,7 @@ class Folder(Generic[Kind]):
 
     def find(self, name: str) -> type[Kind]:
         if name not in self.names():
-            raise UserError(f"there is no {self.noun} '{name}'; there is {', '.join(self.names())}")
+            raise UserError(f"there is no {self.noun} '{name}'{suggest(name, self.names())}")
         module = importlib.import_module(f"{self.package.__name__}.{name.replace('-', '_')}")
         return next(
             value

@@ -178,5 +178,5 @@ def test_how_far_losses_are_apart_is_told_seed_by_seed() -> None:
 
 
 def test_a_name_that_is_not_there() -> None:
-    with pytest.raises(UserError, match="there is no study 'agregation'; there is aggregation"):
+    with pytest.raises(UserError, match="there is no study 'agregation'; did you mean 'aggregation'"):
         find("agregation")

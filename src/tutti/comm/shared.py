@@ -6,7 +6,8 @@ the pipe and sleeps on the sockets, where whoever moves the pipe next wakes it b
 peer's death.
 
 Long messages from memory that `zeros` has given out (see window.py) do not go through the ring: the writer lends them,
-the reader takes them from where they are, and a send is complete when its loan is back.
+the reader takes them from where they are, and a send is complete when its loan is back. What is written to a peer in a
+draft (`Comm.drafts`) lies in the peer's own memory before it is sent, and the message says only that it is there.
 
 The memory of the pipes is a file in /dev/shm without a name as soon as both ends have it, so that nothing stays behind.
 Positions are published behind the bytes they speak of; that order is kept by x86 processors only, and elsewhere, or

@@ -319,8 +319,8 @@ class TcpComm(Comm):
     def _read_header(self, link: Link) -> bool:
         """Read a header and aim what follows; False if it is not all there.
 
-        The first receive posted gets its bytes in the same system call, and usually that is all of them. Not where
-        the peer writes by itself: what it has written there may be of another message.
+        The first receive posted gets its bytes in the same system call, and usually that is all of them. Not where the
+        peer writes by itself (`Comm.drafts`): a guess that is wrong would spoil what it has written there.
         """
         guess = link.posted[0] if link.posted and link.plain and link.got == 0 and not link.pushed else None
         if guess is not None and link.open and guess.host.data_ptr() in link.open:

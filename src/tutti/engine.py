@@ -316,7 +316,10 @@ def check(algorithm: Algorithm, wire: str, workers: int, device: torch.device) -
     if algorithm.one_worker and workers > 1:
         raise UserError(f"'{algorithm}' runs on one worker and there are {workers}; use ddp, or start one")
     if algorithm.needs_process_group and wire == "threads":
-        raise UserError(f"'{algorithm}' needs torch's process group, which threads do not have; use --engine processes")
+        raise UserError(
+            f"'{algorithm}' needs torch's process group, which threads do not have; it runs on processes only (tutti "
+            "run and compare: --engine processes)"
+        )
     if wire == "threads" and workers > 1 and device.type == "cuda":
         raise UserError("threads share one backward thread per CUDA device and would deadlock; use --engine processes")
     algorithm.check(workers)

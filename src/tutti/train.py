@@ -109,6 +109,13 @@ class Plan:
             return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
         return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
+    def count_steps(self, workers: int) -> int:
+        """Of a run; the data is read where nobody has said."""
+        if self.steps is not None:
+            return self.steps
+        data = find_task(self.task).load(Path(self.data) if self.data else None).take(self.samples)
+        return self.total_steps(self.make_sampler(data.train.targets, workers, 0).steps)
+
     def total_steps(self, per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 0) * per_epoch
 

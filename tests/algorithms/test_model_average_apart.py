@@ -223,5 +223,6 @@ def test_over_real_processes_the_weights_are_the_same_bits() -> None:
         for engine in ("threads", "processes")
     )
     assert threads == processes
-    assert all(len(set(each)) == 3 for each in threads.values()), "workers are apart"
+    apart = {spec: len(set(each)) for spec, each in threads.items() if spec != "d-psgd"}
+    assert set(apart.values()) == {3}, "workers are apart, but on a ring of three, where only rounding can tell them"
     assert len({each[0] for each in threads.values()}) == len(specs) - 1, "stepping by bucket changes nothing"

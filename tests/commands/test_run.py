@@ -52,7 +52,13 @@ def test_a_partition_that_cannot_be_is_refused(
         ("ddp", ["--global-batch", "2000"], "2000 samples per step are more than the 1437 there are to train on"),
         ("ddp", ["--batch", "40", "--samples", "100"], "120 samples per step are more than the 100 there are"),
         ("switch(3, ddp, d-psgd)", [], "would never switch: the run ends with step 3"),
-        ("switch(1, switch(9, ring, ddp), d-psgd)", [], "'switch(9, "),
+        ("switch(1, switch(lr-decay, ring, switch(9, ddp, ring)), d-psgd)", [], "'switch(9, "),
+        ("switch(1, switch(9, ring, ddp), d-psgd)", [], "step 9 of the inner switch never comes, since it ends with 1"),
+        (
+            "switch(2, ddp, switch(1, ring, ddp))",
+            [],
+            "step 1 of the inner switch is over when it begins, behind step 2",
+        ),
         ("ddp", ["--loss", "-10%"], "--loss must be at least 0, not -10%"),
         ("ddp", ["--global-batch", "2"], "3 workers cannot share 2 samples per step"),
         ("ddp", ["--tensorboard", "/dev/null/logs"], "/dev/null is a file, or not yours to write"),
@@ -73,6 +79,15 @@ def test_it_is_refused_and_nothing_is_left_behind(
     said = capsys.readouterr().err
     assert said.startswith("tutti: ")
     assert sentence in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_switch_behind_the_last_epoch_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--epochs", "2", "--engine", "threads", "--workers", "3", "--out", str(tmp_path / "out")]
+    assert main(["compare", "ddp", "switch(46, ddp, d-psgd)", *words]) == 2
+    assert "would never switch: the run ends with step 46" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -137,17 +152,20 @@ def test_compare_saves_none(capsys: pytest.CaptureFixture[str]) -> None:
 # --- tuned values ----------------------------------------------------------------------------------------------------
 
 
-def test_every_run_takes_the_values_that_are_best_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_takes_the_values_that_are_best_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TUTTI_TUNED", str(tmp_path / "tuned.json"))
     plan = Plan(task="digits", model="lenet-5", global_batch=32)
     rates = {"ddp": 0.02, "ring": 0.04}
-    entries = [Tuned(make_key(spec, plan, 3), {"lr": lr}, 0.9, "now", None, 1) for spec, lr in rates.items()]
+    entries = [Tuned(make_key(spec, plan, 3), {"lr": lr}, 0.9, "2026-01-31T12", None, 1) for spec, lr in rates.items()]
     store_tuned(entries, tmp_path / "tuned.json")
     out = tmp_path / "out"
     assert main(["compare", "ddp", "ring", *QUICK, "--tuned", "--samples", "500", "--out", str(out)]) == 0
     records = {record.name: record for record in (Record.load(path) for path in out.glob("*.json"))}
     assert {name: record.plan["lr"] for name, record in records.items()} == rates
     assert {record.plan["samples"] for record in records.values()} == {500}
+    assert "tutti: ddp is tuned to lr 0.02 (90.0 %, one seed, 2026-01-31)\n" in capsys.readouterr().err
 
 
 def test_without_tuned_values_the_sweep_is_named_and_nothing_runs(

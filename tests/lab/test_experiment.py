@@ -210,7 +210,20 @@ def test_what_has_changed_runs_again(lab: Laboratory, tmp_path: Path, fields: di
     (job,) = change(make_jobs("a"), **fields)
     (record,) = run_jobs([job], 1, tmp_path, lab).all()
     assert lab.runs == [job.name]
-    assert record == Record.load(tmp_path / f"{job.name}-1.json")
+    names = [f"{job.name}-1.json"] if job.name == "b" else ["a-1-other-2.json"]
+    assert record == Record.load(tmp_path / names[0])
+
+
+def test_what_was_made_with_other_options_is_there_afterwards(lab: Laboratory, tmp_path: Path) -> None:
+    """However often one changes one's mind; a fresh start is one for the same options only."""
+    jobs = [change(make_jobs("a"), plan=dataclasses.replace(PLAN, lr=lr)) for lr in (0.5, 0.25, 0.5, 0.25, 0.5)]
+    for each in jobs:
+        run_jobs(each, 1, tmp_path, lab)
+    assert lab.runs == ["a", "a"]
+    run_jobs(jobs[0], 1, tmp_path, lab, fresh=True)
+    run_jobs(jobs[1], 1, tmp_path, lab)
+    assert lab.runs == ["a", "a", "a"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1-other-2.json", "a-1.json"]
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,11 @@ def test_it_lies_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_stored_is_found_for_the_same_work_in_other_words(file: Path) -> None:
     store_tuned([entry(0.08), entry(0.32, spec="relay-sgd")], file)
-    assert find_tuned("d-psgd", "model-average(gossip(ring))", replace(PLAN, lr=9.0, seed=3, samples=5), 8) == {
+    assert find_tuned("d-psgd", "model-average(gossip(ring))", replace(PLAN, lr=9.0, seed=3, samples=5), 8).plan == {
         "lr": 0.08
     }
-    assert find_tuned("x", "d-psgd", replace(PLAN, partition="dirichlet(alpha=0.10)"), 8) == {"lr": 0.08}
-    assert find_tuned("x", "relay-sgd", PLAN, 8) == {"lr": 0.32}
+    assert find_tuned("x", "d-psgd", replace(PLAN, partition="dirichlet(alpha=0.10)"), 8).plan == {"lr": 0.08}
+    assert find_tuned("x", "relay-sgd", PLAN, 8).plan == {"lr": 0.32}
     assert not list(file.parent.glob("*.draft"))
 
 
@@ -46,8 +46,26 @@ def test_a_later_sweep_replaces_and_leaves_the_others(file: Path) -> None:
     store_tuned([entry(0.08), entry(0.32, spec="relay-sgd")], file)
     store_tuned([entry(0.16), entry(0.64, workers=4)], file)
     assert len(read_tuned(file)) == 3
-    assert find_tuned("x", "d-psgd", PLAN, 8) == {"lr": 0.16}
-    assert find_tuned("x", "relay-sgd", PLAN, 8) == {"lr": 0.32}
+    assert find_tuned("x", "d-psgd", PLAN, 8).plan == {"lr": 0.16}
+    assert find_tuned("x", "relay-sgd", PLAN, 8).plan == {"lr": 0.32}
+
+
+def test_what_was_trained_for_longer_or_found_more_stays(file: Path) -> None:
+    long = replace(entry(0.08), trained=1000, seeds=2)
+    store_tuned([long], file)
+    for less in (replace(long, trained=999, seeds=9), replace(long, seeds=1), replace(long, accuracy=0.8)):
+        assert store_tuned([replace(less, plan={"lr": 9.0})], file) == [long]
+        assert read_tuned(file) == [long]
+    for as_good in (long, replace(long, accuracy=0.91), replace(long, trained=2000, seeds=1, accuracy=0.1)):
+        later = replace(as_good, plan={"lr": 0.16})
+        assert store_tuned([later], file) == []
+        assert read_tuned(file) == [later]
+
+
+def test_it_says_where_it_comes_from() -> None:
+    assert entry(0.08).say() == "lr 0.08 (90.0 %, one seed, 2026-01-31)"
+    known = replace(entry(0.08), trained=14_370, seeds=3)
+    assert known.say() == "lr 0.08 (90.0 % after 14,370 samples, 3 seeds, 2026-01-31)"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sample_results import make_results, play
 from tutti.errors import UserError
 from tutti.lab.experiment import Job, Results
 from tutti.lab.inquiry import Story
-from tutti.lab.tuned import read_tuned
+from tutti.lab.tuned import read_tuned, store_tuned
 from tutti.lab.tuned_study import TunedStudy, find_family
 
 
@@ -114,6 +114,9 @@ def test_what_was_chosen_is_kept_for_others_and_taken_with_tuned(tmp_path: Path)
         "model-average(relay(double-binary-tree))": {"lr": 0.8},
     }
     assert {(entry.samples, entry.seeds, entry.accuracy) for entry in entries.values()} == {(100, 1, 0.9)}
+    assert all(entry.trained > 0 for entry in entries.values())
+    store_tuned([dataclasses.replace(entry, trained=10**9) for entry in entries.values()], tmp_path / "tuned.json")
+    assert [said.startswith("kept for model-average(") for said in SMALL.settle(results)] == [False, True, True]
 
     later = dataclasses.replace(SMALL, tuned=True, lrs=(0.1, 0.2))
     jobs, _ = play(later)

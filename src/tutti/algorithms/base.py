@@ -36,6 +36,10 @@ class Algorithm(Member):
     def setup(self, replica: Replica, lane: Lane) -> None:
         """Tie this algorithm to a replica and a lane (every worker together)."""
 
+    def counts_steps(self) -> bool:
+        """Whether it has something to `expect` of a run's length."""
+        return False
+
     def expect(self, steps: int) -> None:
         """A run of so many steps begins: refuse what would come behind its end."""
 

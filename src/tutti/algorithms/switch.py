@@ -64,6 +64,19 @@ class Switch(Algorithm):
                 raise ValueError(f"'{each}' cannot be a part of 'switch', since it runs on one worker; use ddp")
             if each.needs_process_group:
                 raise ValueError(f"'{each}' cannot be a part of 'switch', since it wraps the model; use ddp")
+            self._check_inner(each)
+
+    def _check_inner(self, inner: Algorithm) -> None:
+        """Steps are counted from the run's beginning, also within another switch."""
+        if not (isinstance(inner, Switch) and isinstance(inner.at, int) and isinstance(self.at, int)):
+            return
+        if inner is self.other and inner.at <= self.at:
+            raise ValueError(
+                f"step {inner.at} of the inner switch is over when it begins, behind step {self.at} (all steps count "
+                "from the beginning); let it switch later"
+            )
+        if inner is self.one and inner.at >= self.at:
+            raise ValueError(f"step {inner.at} of the inner switch never comes, since it ends with {self.at}")
 
     # --- traits ------------------------------------------------------------------------------------------------------
 
@@ -89,6 +102,9 @@ class Switch(Algorithm):
             return self.current.choices()
         what, when = ("to switch", f"behind step {self._switched_behind}") if self.switched else ("never", "to switch")
         return {what: when, **self.current.choices()}
+
+    def counts_steps(self) -> bool:
+        return isinstance(self.at, int) or self.one.counts_steps() or self.other.counts_steps()
 
     def expect(self, steps: int) -> None:
         if isinstance(self.at, int) and self.at >= steps:

@@ -215,7 +215,10 @@ def _tune(entry: Entry, plan: Plan, options: LaunchOptions) -> Entry:
     from tutti.lab.tuned import find_tuned
 
     workers = entry.launch_options(options).workers
-    return replace(entry, changes=find_tuned(entry.name, str(entry.algorithm), plan, workers))
+    found = find_tuned(entry.name, str(entry.algorithm), plan, workers)
+    if options.node_rank == 0:
+        print(f"tutti: {entry.name} is tuned to {found.say()}", file=sys.stderr)
+    return replace(entry, changes=found.plan)
 
 
 def enter_network(text: str) -> Network:

@@ -6,6 +6,7 @@ What is finished is never done again: the same command goes on where it was stop
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ class _Round:
 
     def __init__(self, jobs: list[Job], repeats: int, out: Path, fresh: bool) -> None:
         self._jobs, self._repeats, turns = jobs, repeats, _plan_turns(jobs, repeats, out)
-        self._turns = [(job, path, None if fresh else _find_kept(job, path)) for job, path in turns]
+        self._turns = [(job, *_find_place(job, path, fresh)) for job, path in turns]
         for job in {job.name: job for job, _, kept in self._turns if kept is None}.values():
             options = LaunchOptions(job.workers, job.engine)
             check_all([Entry.read(job.spec)], job.plan, options, parse(job.network, Network))
@@ -158,6 +159,17 @@ def _plan_turns(jobs: list[Job], repeats: int, out: Path) -> list[tuple[Job, Pat
     """Whose turn it is, one after another, and where the record goes."""
     rounds = [jobs if number % 2 == 0 else jobs[::-1] for number in range(repeats)]
     return [(job, out / f"{job.name}-{number}.json") for number, each in enumerate(rounds, start=1) for job in each]
+
+
+def _find_place(job: Job, path: Path, fresh: bool) -> tuple[Path, Record | None]:
+    """Where the record is or goes, and what is kept. One of the same name that is another job's, such as that of the
+    same study with other options, stays where it is."""
+    places = (path if number == 1 else path.with_stem(f"{path.stem}-other-{number}") for number in itertools.count(1))
+    for place in places:
+        record = _find_kept(job, place)
+        if record is not None or not place.exists():
+            break
+    return place, None if fresh else record
 
 
 def _find_kept(job: Job, path: Path) -> Record | None:

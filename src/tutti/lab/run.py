@@ -73,8 +73,8 @@ def check_all(entries: list[Entry], plan: Plan, options: LaunchOptions, network:
         workers = entry.launch_options(options).workers
         check(entry.algorithm, wire, workers, device)
         plan.check(workers)
-        if plan.steps is not None:
-            entry.algorithm.expect(plan.steps)
+        if entry.algorithm.counts_steps():
+            entry.algorithm.expect(plan.count_steps(workers))
         if plan.loss:
             _check_loss(entry.algorithm, wire)
 

@@ -2,7 +2,8 @@
 
 One file, `tuned.json` in the cache, or what $TUTTI_TUNED names. An entry's key is the work and the algorithm: task,
 model, workers, global batch, partition, spec, optimizer and momentum. Its value is what of a plan was searched for
-beside those (always the learning rate), how good that was, when, and on how many samples. A later sweep replaces it.
+beside those (always the learning rate), how good that was, when, and after how much training: a later sweep replaces
+it, unless that trained for a shorter time, or as long and found less.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from tutti.algorithms.base import Algorithm
 from tutti.errors import UserError
 from tutti.lab.export import write_whole
+from tutti.lab.units import format_percent
 from tutti.machine import find_cache
 from tutti.partitions.base import Partition
 from tutti.spec import parse
@@ -48,6 +50,19 @@ class Tuned:
     when: str  # date and time, UTC
     samples: int | None  # of the training set; None: all
     seeds: int
+    trained: int = 0  # samples that each run went through; 0: not known
+
+    @property
+    def worth(self) -> tuple[int, int, float]:
+        """What a new one with the same key must not fall below."""
+        return self.trained, self.seeds, self.accuracy
+
+    def say(self) -> str:
+        """Where it comes from."""
+        values = ", ".join(f"{name} {_write(value)}" for name, value in self.plan.items())
+        length = f" after {self.trained:,} samples" if self.trained else ""
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{values} ({format_percent(self.accuracy)}{length}, {seeds}, {self.when[:10]})"
 
 
 def read_tuned(path: Path) -> list[Tuned]:
@@ -64,22 +79,25 @@ def read_tuned(path: Path) -> list[Tuned]:
         raise UserError(f"{path} is no file of tuned values; remove it and sweep again") from None
 
 
-def store_tuned(entries: Sequence[Tuned], path: Path) -> None:
-    """In the place of those with the same keys."""
-    new = [entry.key for entry in entries]
-    kept = [entry for entry in read_tuned(path) if entry.key not in new]
+def store_tuned(entries: Sequence[Tuned], path: Path) -> list[Tuned]:
+    """In the place of those with the same keys, unless those are worth more; returns these."""
+    before = read_tuned(path)
+    better = [old for old in before if any(old.key == new.key and old.worth > new.worth for new in entries)]
+    new = [entry for entry in entries if all(entry.key != old.key for old in better)]
+    kept = [old for old in before if all(old.key != entry.key for entry in new)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [asdict(entry) for entry in (*kept, *entries)]
+    rows = [asdict(entry) for entry in (*kept, *new)]
     write_whole(json.dumps({"format": FORMAT, "entries": rows}, indent=1) + "\n", path)
+    return better
 
 
-def find_tuned(name: str, spec: str, plan: Plan, workers: int) -> dict[str, Any]:
-    """The fields of a plan that are best for this work, as far as known; `name` is what the user calls the spec."""
+def find_tuned(name: str, spec: str, plan: Plan, workers: int) -> Tuned:
+    """What is best for this work, as far as known; `name` is what the user calls the spec."""
     key = make_key(spec, plan, workers)
     found = next((entry for entry in read_tuned(find_file()) if entry.key == key), None)
     if found is None:
         raise UserError(f"there are no tuned values for {name} here; make them with: {_make_command(name, key)}")
-    return found.plan
+    return found
 
 
 def _make_command(name: str, key: dict[str, Any]) -> str:

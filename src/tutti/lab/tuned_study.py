@@ -89,7 +89,7 @@ class TunedStudy(Study):
         base = self.tuned_for(job)
         lr = rates.get(base.name, job.plan.lr)
         if self.tuned:
-            lr = find_tuned(base.spec, base.spec, base.plan, base.workers)["lr"]
+            lr = find_tuned(base.spec, base.spec, base.plan, base.workers).plan["lr"]
         return dataclasses.replace(job, plan=dataclasses.replace(job.plan, lr=float(lr)))
 
     def _searches(self, results: Results) -> dict[str, Progress]:
@@ -119,9 +119,10 @@ class TunedStudy(Study):
         if not self.searches:
             return f"The learning rate is {self.lrs[0]:g} for all; it was not tuned."
         samples = "all training samples" if self.samples is None else f"the first {self.samples:,} training samples"
+        length = f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
         return (
             f"Learning rates were chosen from {', '.join(f'{lr:g}' for lr in sorted(self.lrs))} by the test accuracy "
-            f"after {self.epochs} epochs on {samples}, with one seed; where the best was at an edge, its neighbour "
+            f"after {length} on {samples}, with one seed; where the best was at an edge, its neighbour "
             "beyond was tried too. Momentum is "
             f"{self.momentum:g}, a batch {self.batch} samples per worker."
         )
@@ -166,7 +167,7 @@ def make_entry(trial: Trial, outcome: Outcome, searched: list[str]) -> Tuned:
     values = {name: plan[name] for name in (each.replace("-", "_") for each in searched) if name in plan}
     kept = {name: value for name, value in values.items() if name not in key}
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    return Tuned(key, kept, score_of(outcome), when, job.plan.samples, len(outcome.records))
+    return Tuned(key, kept, score_of(outcome), when, job.plan.samples, len(outcome.records), outcome.trained)
 
 
 def keep_best(entries: list[Tuned]) -> list[str]:
@@ -177,5 +178,6 @@ def keep_best(entries: list[Tuned]) -> list[str]:
             best.append(entry)
     if not best:
         return []
-    store_tuned(best, find_file())
-    return [f"best values for --tuned: {find_file()}"]
+    better = store_tuned(best, find_file())
+    said = [f"kept for {old.key['spec']}, from a longer or better search: {old.say()}" for old in better]
+    return [f"best values for --tuned: {find_file()}", *said]

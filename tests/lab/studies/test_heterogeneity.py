@@ -64,6 +64,8 @@ def test_each_algorithm_is_tuned_for_each_alpha_on_few_samples_of_fashion_mnist(
 def test_nothing_to_compare_is_a_mistake() -> None:
     with pytest.raises(UserError, match="at least one algorithm"):
         Heterogeneity(algorithms=())
+    with pytest.raises(UserError, match="needs at least --workers 2"):
+        Heterogeneity(workers=1)
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

@@ -164,6 +164,11 @@ class Outcome:
         ends = [[loss for m in record.measurements for loss in m["losses"][-_LAST:]] for record in self.records]
         return Spread([statistics.fmean(losses) for losses in ends])
 
+    @property
+    def trained(self) -> int:
+        """Samples that the workers of a run have gone through, all together."""
+        return sum(count for each in self.records[0].measurements for count in each["samples"])
+
     def apart(self, other: Outcome) -> float:
         """The largest difference to another's losses on worker 0 in the first steps, seed by seed; nan if there is one.
 

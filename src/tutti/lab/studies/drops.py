@@ -214,7 +214,7 @@ def _explain(grid: _Grid) -> list[str]:
         f"{study.workers} workers, {study.task}, partition {study.partition}. Every message with gradients or weights "
         "is lost with the given probability, drawn by itself and the same way in every repetition with the same seed; "
         "what is lost at one rate is also lost at every higher one.",
-        f"{study.explain_rates()} {'Each loss rate has its own.' if study.retune else 'It was chosen without loss.'}",
+        f"{study.explain_rates()} {'Each loss rate has its own' if study.retune else 'They were chosen without loss'}.",
     ]
     silent = [name for name in grid.algorithms if name not in grid.tolerant]
     if silent:
@@ -232,7 +232,7 @@ def _make_chart(grid: _Grid) -> Chart:
     bands = "; bands reach one deviation up and down" if grid.study.seeds > 1 else ""
     caption = (
         f"Test accuracy of the mean model at the end against the share of messages that got lost; {grid.study.spread}"
-        f"{bands}. What diverged, or sends again what is lost, has no point."
+        f"{bands}. What diverged has no point, and what is lost and sent again makes no difference: one point at 0 %."
     )
     across = Across("messages lost, %")
     return make_series("Accuracy against loss", {"accuracy": lines}, across, "test accuracy, %", caption)

@@ -260,15 +260,15 @@ def _graph_does_not_matter(grid: _Grid, name: str, workers: int) -> Claim:
         "holds" if spread <= NEAR else "does not hold",
         "Every contribution counts once and alike on any tree; only how late it comes differs."
         if spread <= NEAR
-        else "Contributions come as late as the way is long, and that costs more than a point here.",
+        else "Trees differ only in how late contributions come: it is that, or chance.",
     )
 
 
 def _explain(grid: _Grid) -> list[str]:
-    study = grid.study
+    study, several = grid.study, len(grid.sizes) > 1
     return [
         f"{study.task}, partition {study.partition}, {join([str(size) for size in grid.sizes])} workers with "
-        f"{study.batch} samples each per step, so that more workers take fewer and larger steps.",
+        f"{study.batch} samples each per step{', so that more workers take fewer and larger steps' * several}.",
         f"{study.explain_rates()} Each algorithm has its own for every graph and number of workers.",
         "The spectral gap is that of Metropolis weights, per step. Relay takes the shortest ways from the graph's root "
         "as its tree.",

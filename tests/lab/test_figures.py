@@ -43,8 +43,11 @@ def test_within_the_quartiles_is_equal() -> None:
     assert not equal(make_record(step=0.010), make_record("ring", step=0.011))
 
 
-def test_noise_of_either_is_enough() -> None:
-    assert equal(make_record(step=0.010), make_record("ring", step=0.012, spread=0.005))
+def test_noise_of_one_is_not_enough() -> None:
+    """Who is steady is not as slow as who is slower on the whole and only now and then as fast."""
+    assert equal(make_record(step=0.010, spread=0.005), make_record("ring", step=0.012, spread=0.005))
+    assert not equal(make_record(step=0.010), make_record("ring", step=0.012, spread=0.005))
+    assert not equal(make_record(step=0.012, spread=0.005), make_record("ring", step=0.010))
 
 
 def test_one_step_has_no_noise() -> None:

@@ -32,8 +32,8 @@ class Figures:
     diverged: bool = False
 
     def equals(self, other: Figures) -> bool:
-        """Within the noise: the median step of either lies between the quartiles of the other's."""
-        return self._covers(other.step) or other._covers(self.step)
+        """Within the noise: the median step of each lies between the quartiles of the other's."""
+        return self._covers(other.step) and other._covers(self.step)
 
     def speed(self, base: Figures) -> float:
         """How many times as many samples per second as the baseline, at the median step."""

@@ -44,8 +44,8 @@ class Row:
     wire: str
 
     def equals(self, other: Row) -> bool:
-        """Within the noise: the median of either lies between the quartiles of the other."""
-        return self._covers(other.seconds) or other._covers(self.seconds)
+        """Within the noise: the median of each lies between the quartiles of the other."""
+        return self._covers(other.seconds) and other._covers(self.seconds)
 
     def _covers(self, seconds: float) -> bool:
         return self.quartiles[0] <= seconds <= self.quartiles[1]

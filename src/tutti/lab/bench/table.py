@@ -91,7 +91,7 @@ def _add_size(table: Table, columns: list[_Column], nbytes: int, rows: list[Row]
 def _notes(rows: list[Row]) -> list[str]:
     repeated = max(row.repeats for row in rows)
     notes = [
-        "* the fastest, and those equal to it within noise (the median of one lies between the other's quartiles)",
+        "* the fastest, and those equal to it within noise (the median of each lies between the other's quartiles)",
         "a sample is the slowest worker's time; the routes take turns, sample by sample, behind a barrier",
     ]
     if repeated > 1:

@@ -209,12 +209,12 @@ def _explain_relay(name: str, stands: bool) -> str:
 
 
 def _explain(grid: _Grid) -> list[str]:
-    study = grid.study
+    study, own = grid.study, "Each loss rate has learning rates of its own."
     texts = [
         f"{study.workers} workers, {study.task}, partition {study.partition}. Every message with gradients or weights "
         "is lost with the given probability, drawn by itself and the same way in every repetition with the same seed; "
         "what is lost at one rate is also lost at every higher one.",
-        f"{study.explain_rates()} {'Each loss rate has its own' if study.retune else 'They were chosen without loss'}.",
+        f"{study.explain_rates()} {own if study.retune else 'The learning rates were chosen without loss.'}",
     ]
     silent = [name for name in grid.algorithms if name not in grid.tolerant]
     if silent:

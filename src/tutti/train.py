@@ -59,7 +59,7 @@ class Plan:
     def build(self) -> tuple[Task, Data, nn.Module]:
         """The task, its data and a fresh model: the same on every worker."""
         task = find_task(self.task)
-        data = task.load(Path(self.data) if self.data else None).take(self.samples)
+        data = _load(task, self.data, self.samples)
         with _building:
             torch.manual_seed(self.seed)
             own = None if self.model else task.make_model(data)
@@ -113,16 +113,20 @@ class Plan:
         """Of a run; the data is read where nobody has said."""
         if self.steps is not None:
             return self.steps
-        data = find_task(self.task).load(Path(self.data) if self.data else None).take(self.samples)
+        data = _load(find_task(self.task), self.data, self.samples)
         return self.total_steps(self.make_sampler(data.train.targets, workers, 0).steps)
 
     def total_steps(self, per_epoch: int) -> int:
         return self.steps if self.steps is not None else (self.epochs or 0) * per_epoch
 
 
+def _load(task: Task, folder: str, samples: int | None) -> Data:
+    return task.load(Path(folder) if folder else None).take(samples)
+
+
 @cache
 def _try_partition(task: str, folder: str, samples: int | None, partition: str, workers: int) -> None:
-    data = find_task(task).load(Path(folder) if folder else None).take(samples)
+    data = _load(find_task(task), folder, samples)
     parse(partition, Partition).split(data.train.targets, workers, seed=0)
 
 

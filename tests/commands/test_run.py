@@ -53,7 +53,11 @@ def test_a_partition_that_cannot_be_is_refused(
         ("ddp", ["--batch", "40", "--samples", "100"], "120 samples per step are more than the 100 there are"),
         ("switch(3, ddp, d-psgd)", [], "would never switch: the run ends with step 3"),
         ("switch(1, switch(lr-decay, ring, switch(9, ddp, ring)), d-psgd)", [], "'switch(9, "),
-        ("switch(1, switch(9, ring, ddp), d-psgd)", [], "step 9 of the inner switch never comes, since it ends with 1"),
+        (
+            "switch(1, switch(9, ring, ddp), d-psgd)",
+            [],
+            "step 9 of the inner switch never comes: it is left behind step 1",
+        ),
         (
             "switch(2, ddp, switch(1, ring, ddp))",
             [],

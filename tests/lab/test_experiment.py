@@ -210,8 +210,7 @@ def test_what_has_changed_runs_again(lab: Laboratory, tmp_path: Path, fields: di
     (job,) = change(make_jobs("a"), **fields)
     (record,) = run_jobs([job], 1, tmp_path, lab).all()
     assert lab.runs == [job.name]
-    names = [f"{job.name}-1.json"] if job.name == "b" else ["a-1-other-2.json"]
-    assert record == Record.load(tmp_path / names[0])
+    assert record == Record.load(tmp_path / ("b-1.json" if job.name == "b" else "a-1-other-2.json"))
 
 
 def test_what_was_made_with_other_options_is_there_afterwards(lab: Laboratory, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Switch(Algorithm):
                 "from the beginning); let it switch later"
             )
         if inner is self.one and inner.at >= self.at:
-            raise ValueError(f"step {inner.at} of the inner switch never comes, since it ends with {self.at}")
+            raise ValueError(f"step {inner.at} of the inner switch never comes: it is left behind step {self.at}")
 
     # --- traits ------------------------------------------------------------------------------------------------------
 

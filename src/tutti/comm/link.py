@@ -163,7 +163,7 @@ class Link:
         self.least = 1  # bytes that make the socket readable
         self.heard = 0.0  # when the peer last gave a sign of life
         self.posted: deque[Receive] = deque()
-        self.open: set[int] = set()  # addresses here that the peer itself writes to, see `Comm.drafts`
+        self.drafted: set[int] = set()  # addresses here that the peer itself writes to, see `Comm.drafts`
         self.aside: dict[int, deque[bytearray]] = {}
         self.late: Counter[int] = Counter()
         self.head = memoryview(bytearray(HEADER.size))
@@ -323,6 +323,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def memory_at(address: int, nbytes: int) -> memoryview:
+    """For as long as somebody keeps it."""
     key = (address, nbytes)
     view = _views.get(key)
     if view is None:

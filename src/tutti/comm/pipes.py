@@ -53,7 +53,7 @@ class Pipes:
         if place is None:
             return NOWHERE
         self._in.landings[place] = landing.data_ptr()
-        self._link.open.add(landing.data_ptr())
+        self._link.drafted.add(landing.data_ptr())
         return place
 
     def reach(self, place: Place, landing: Tensor) -> Tensor:
@@ -94,18 +94,24 @@ class Pipes:
         if self._lent:
             self._lent = False
             return len(last)
-        draft = self._drafts.get(_address(last)) if self._drafts and len(last) else None
-        place = draft
-        if draft is None and self.lends and len(last) > SHORT:
-            place = windows().find(_address(last), len(last))
+        place, there = self._find(last)
         sent = self._out.put(parts if place is None else before)
         if place is not None and sent == sum(map(len, before)):
-            self._out.lend(place, len(last), there=draft is not None)
+            self._out.lend(place, len(last), there)
             self._lent = True
         elif sent == 0 and any(len(part) for part in parts):
             raise BlockingIOError
         self._wake(self._out.reader_sleeps)
         return sent
+
+    def _find(self, part: Any) -> tuple[Place | None, bool]:
+        """Where the peer finds these bytes, and whether it has them already; None where they go through the ring."""
+        if len(part) <= SHORT:
+            return None, False
+        address = _address(part)
+        if address in self._drafts:
+            return self._drafts[address], True
+        return windows().find(address, len(part)) if self.lends else None, False
 
     def recvmsg_into(self, views: list[memoryview]) -> tuple[int]:
         got = 0

@@ -323,7 +323,7 @@ class TcpComm(Comm):
         peer writes by itself (`Comm.drafts`): a guess that is wrong would spoil what it has written there.
         """
         guess = link.posted[0] if link.posted and link.plain and link.got == 0 and not link.pushed else None
-        if guess is not None and link.open and guess.host.data_ptr() in link.open:
+        if guess is not None and link.drafted and guess.host.data_ptr() in link.drafted:
             guess = None
         if guess is not None:
             got = link.connection.recvmsg_into([link.head, guess.view])[0]

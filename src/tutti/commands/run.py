@@ -161,7 +161,7 @@ def _run(args: argparse.Namespace) -> int:
     speaks = (place is None or place.rank == 0) and args.node_rank == 0
     with _launch_options(args, network) as options:
         if args.tuned:
-            entries = [_tune(entry, plan, options) for entry in entries]
+            entries = [_tune(entry, plan, options, speaks) for entry in entries]
         check_all(entries, plan, options, network)
         out = args.out or _new_folder()
         made_here = not out.exists()
@@ -210,13 +210,13 @@ def _check_save(args: argparse.Namespace, entries: list[Entry]) -> None:
     check_folder(args.save.resolve().parent, "--save")
 
 
-def _tune(entry: Entry, plan: Plan, options: LaunchOptions) -> Entry:
-    """With the best values known for it."""
+def _tune(entry: Entry, plan: Plan, options: LaunchOptions, speaks: bool) -> Entry:
+    """With the best values known for it; `speaks` says where those come from."""
     from tutti.lab.tuned import find_tuned
 
     workers = entry.launch_options(options).workers
     found = find_tuned(entry.name, str(entry.algorithm), plan, workers)
-    if options.node_rank == 0:
+    if speaks:
         print(f"tutti: {entry.name} is tuned to {found.say()}", file=sys.stderr)
     return replace(entry, changes=found.plan)
 

@@ -50,7 +50,9 @@ class Branch:
         self.neighbours = neighbours
         shape = len(neighbours), numel + 1
         self.start = torch.zeros(numel, dtype=dtype, device=device)  # x_0; all zero until `begin`
-        # what has come, and where the next comes; and what is written to the neighbours, in the same turns
+        # What has come, and where the next comes; and what is written to the neighbours, perhaps straight into theirs,
+        # in the same turns. A neighbour's message of one step is made from what it had of the step before: once it
+        # has come, that may be written over.
         self.known, self.landing = (comm.zeros(math.prod(shape), dtype, device).view(shape) for _ in range(2))
         turns = [list(zip(neighbours, rows, strict=True)) for rows in (self.known, self.landing)]
         self.later, self.out = comm.drafts(turns, tag)

@@ -209,12 +209,13 @@ def _explain_relay(name: str, stands: bool) -> str:
 
 
 def _explain(grid: _Grid) -> list[str]:
-    study, own = grid.study, "Each loss rate has learning rates of its own."
+    study = grid.study
+    own, common = "Each loss rate has learning rates of its own.", "The learning rates were chosen without loss."
     texts = [
         f"{study.workers} workers, {study.task}, partition {study.partition}. Every message with gradients or weights "
         "is lost with the given probability, drawn by itself and the same way in every repetition with the same seed; "
         "what is lost at one rate is also lost at every higher one.",
-        f"{study.explain_rates()} {own if study.retune else 'The learning rates were chosen without loss.'}",
+        f"{study.explain_rates()} {own if study.retune else common}",
     ]
     silent = [name for name in grid.algorithms if name not in grid.tolerant]
     if silent:

@@ -109,14 +109,15 @@ class Run:
     def samples(self) -> float:
         """How many samples this worker's next gradient stands for; set it before backward when shares differ.
 
-        Any unit will do, as long as it is the same on all workers: only ratios count.
+        Any unit will do, as long as it is the same on all workers: only ratios count. A worker without a batch sets 0:
+        its gradient is dropped, whatever it is, and weighs nothing; where all workers have 0 the gradient is none.
         """
         return self.replica.samples
 
     @samples.setter
     def samples(self, count: float) -> None:
-        if not 0 < count < math.inf:
-            raise UserError(f"run.samples must be positive, not {count}")
+        if not 0 <= count < math.inf:
+            raise UserError(f"run.samples must be a number of samples, 0 or more, not {count}")
         self.replica.samples = float(count)
 
     # --- the loop ----------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Bucket:
     spacious: Tensor  # the weights, and spare elements behind them; see layout.py
     grads: Tensor  # with the spare elements too
     views: list[Tensor]  # the gradients, one per parameter
-    scale: float = 1.0  # what this worker's gradients are multiplied by on their way in
+    scale: float = 1.0  # what this worker's gradients are multiplied by on their way in; 0: they are dropped
     missing: set[int] = field(default_factory=set)  # positions whose gradient is not there yet
     unused: list[int] = field(default_factory=list)  # positions that had none in this worker's backward
 
@@ -60,9 +60,10 @@ class Bucket:
     def fill_missing(self) -> None:
         """Backward is over: what has not come counts as zero."""
         for position in sorted(self.missing):
-            if self.parameters[position].grad is not None:
+            if self.scale and self.parameters[position].grad is not None:
                 self.take(position)
                 continue
+            self.parameters[position].grad = None
             self.views[position].zero_()
             self.grads[self.layout.numel + position] = 0
             self.unused.append(position)
@@ -98,8 +99,10 @@ class Replica:
         self.model, self.optimizer = model, optimizer
         self._zeros = zeros  # makes what is sent and received
         self.buckets: list[Bucket] = []
-        self.samples = 1.0  # how many samples this worker's gradient stands for
+        self.samples = 1.0  # how many samples this worker's gradient stands for; with none it counts as having none
+        self.step_samples = 1.0  # the same for the step under way: what it was when its backward began
         self.steps = 0
+        self.before_exchange: Callable[[], None] = lambda: None  # the run's; see join.py
         self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.scale_of: Callable[[Bucket], float] = lambda _: 1.0  # for the samples of this step
@@ -176,15 +179,18 @@ class Replica:
                 f"'{name}' got two gradients in one backward (use checkpoint(..., use_reentrant=False)), "
                 "or the backward before this one failed (then set the run up again)"
             )
+        if not bucket.scale:
+            return  # it stands for no samples: dropped when backward is over, whatever it is
         bucket.take(position)
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._hand_on()
 
     def _begin(self) -> None:
+        self.before_exchange()
         self.on_begin()
-        self._running, self._next = True, 0
+        self._running, self._next, self.step_samples = True, 0, self.samples
         for bucket in self.buckets:
-            bucket.begin(self.scale_of(bucket))
+            bucket.begin(self.scale_of(bucket) if self.samples else 0.0)
 
     def _hand_on(self) -> None:
         self._on_bucket(self.buckets[self._next])

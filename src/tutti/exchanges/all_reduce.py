@@ -3,7 +3,8 @@
     linear aggregator:  x <- sum(w_i x_i) [ / sum(w_i) ]     on any route; x_i comes in scaled by w_i [ / n ]
     any aggregator:     x <- combine(x_1 ... x_n)            on routes where whole contributions meet
 
-An aggregator sees whole buckets, or each tensor alone where it asks for that. Bytes and rounds are the route's, for the
+A contribution from no samples has no weight: aggregators do not see it, and where no worker has samples the result is
+zero. An aggregator sees whole buckets, or each tensor alone where it asks for that. Bytes and rounds are the route's, for the
 buffer with its spare elements.
 """
 
@@ -67,16 +68,27 @@ class AllReduce(Exchange):
         return np.full((workers, workers), 1 / workers if self.combine.normalised else 1.0)
 
     def _divide(self, body: Tensor, mean_weight: Tensor) -> None:
-        """By the mean of all weights; usually that is one and the whole pass over the buffer can be spared."""
-        if not body.is_cpu or float(mean_weight) != 1:
-            body.div_(mean_weight)
+        """By the mean of all weights; usually that is one and the whole pass over the buffer can be spared. Where it is
+        zero, so is the sum, and stays so."""
+        if not body.is_cpu or float(mean_weight) not in (0, 1):
+            body.div_(mean_weight.where(mean_weight != 0, 1))
 
     def _combine_rows(self, rows: Tensor) -> Tensor:
         numel = self.layout.numel
         flags, weights = rows[:, numel:-1], rows[:, -1:]
         if not self.combine.linear:  # a bad worker's flag counts as one at most; its weight is nobody's concern
             flags = flags.nan_to_num(nan=0).clamp(0, 1)
-        return torch.cat([self._combine_bodies(rows[:, :numel], weights[:, 0]), flags.sum(0), weights.sum(0)])
+        return torch.cat([self._combine_weighty(rows[:, :numel], weights[:, 0]), flags.sum(0), weights.sum(0)])
+
+    def _combine_weighty(self, bodies: Tensor, weights: Tensor) -> Tensor:
+        """Without the contributions that have no weight."""
+        counts = weights != 0
+        if counts.all():
+            return self._combine_bodies(bodies, weights)
+        if not counts.any():
+            return bodies.new_zeros(self.layout.numel)
+        self.combine.check(int(counts.sum()))
+        return self._combine_bodies(bodies[counts], weights[counts])
 
     def _combine_bodies(self, bodies: Tensor, weights: Tensor) -> Tensor:
         if not self.combine.by_layer:

@@ -204,8 +204,6 @@ def test_samples_must_be_a_number_of_samples(count: float) -> None:
         assert run.samples == 1.0
 
 
-
-
 # --- mixed precision -------------------------------------------------------------------------------------------------
 
 

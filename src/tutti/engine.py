@@ -24,6 +24,7 @@ from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, connect
 from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
+from tutti.join import Join
 from tutti.replica import Replica
 from tutti.spec import parse
 
@@ -80,6 +81,8 @@ class Run:
         self.replica = Replica(model, optimizer, self.comm.zeros)
         self.replica.on_end = self._end_of_backward
         self._consensus = Consensus(algorithm, self.replica, self.comm)
+        self._join = Join(algorithm, self.replica, self.comm, self.step)
+        self.replica.before_exchange = self._before_exchange
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
         self._first_batch, self._compared = b"", False
@@ -125,6 +128,7 @@ class Run:
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual."""
         self._consensus.refuse("a step")
+        self._join.refuse_scaler(scaler)
         if self.replica.buckets and not self.replica.exchanged:
             self.replica.finish()  # this worker had no backward: take part with nothing
         if not self._compared:
@@ -140,8 +144,20 @@ class Run:
         """`with run.accumulate(): loss.backward()` adds gradients up; the first backward outside exchanges the sum."""
         return self.algorithm.accumulate(self.replica)
 
+    def join(self) -> AbstractContextManager[Join]:
+        """`with run.join():` around a loop that is shorter on some workers; collective.
+
+        A worker whose loop has ended takes part with nothing until the last one's has, so that no worker waits for it
+        in vain. Every step is the mean over the workers that still train, weighted by `run.samples`. Within the block
+        a step has one backward outside `run.accumulate()`, learning rates are set before it, and nothing else that all
+        workers must call (`run.mean`, `run.consensus`) is. Schedulers of a worker that has finished are not stepped:
+        `with run.join() as joined: ...`, then `joined.missed` says how many steps it has to catch up. See join.py.
+        """
+        return self._join.hold()
+
     def mean(self, value: float | Tensor) -> float | Tensor:
         """The mean over all workers of a number or a tensor."""
+        self._join.refuse("run.mean()")
         if isinstance(value, Tensor):
             exact = value if value.is_floating_point() or value.is_complex() else value.double()
             total = exact.detach().clone(memory_format=torch.contiguous_format)
@@ -151,6 +167,7 @@ class Run:
 
     def sums(self, values: list[float]) -> Tensor:
         """The sums over all workers of a few numbers, in one exchange."""
+        self._join.refuse("a sum over all workers")
         total = torch.tensor(values, dtype=torch.float64)
         self.comm.all_reduce(total, tag="metrics/mean")
         return total
@@ -175,6 +192,7 @@ class Run:
         was. Exchanges under way are waited for, which changes no result; `model.training` is left alone. Where all
         workers are equal anyway nothing is sent. How batch-norm statistics are treated: see consensus.py.
         """
+        self._join.refuse("run.consensus()")
         return self._consensus.hold()
 
     def consensus_distance(self) -> float:
@@ -182,10 +200,12 @@ class Run:
 
         It sends the model as `consensus` does; inside `with run.consensus()`, where the mean is there, one number.
         """
+        self._join.refuse("run.consensus_distance()")
         return self._consensus.distance()
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """The state_dict of the mean model, as a copy on the CPU, to be saved by one of the workers; collective."""
+        self._join.refuse("run.consensus_state_dict()")
         return self._consensus.state_dict()
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -205,6 +225,7 @@ class Run:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._consensus.refuse("loading a state")
+        self._join.refuse("loading a state")
         if not {"spec", "workers", "steps", "model", "optimizer", "algorithm"} <= set(state):
             raise UserError(f"this is no state of run.state_dict(): it holds {', '.join(map(str, state)) or 'nothing'}")
         if state["spec"] != str(self.algorithm):
@@ -251,6 +272,11 @@ class Run:
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
+    def _before_exchange(self) -> None:
+        begun = self.clock.now()
+        self._join.before_exchange()
+        self.exposed += self.clock.now() - begun
+
     def _end_of_backward(self) -> None:
         self._consensus.refuse("a backward")
         self._finish()
@@ -268,14 +294,18 @@ class Run:
         self.exposed += seconds
 
     def _agree_on_buffers(self) -> None:
-        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's."""
+        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's. Inside run.join()
+        only workers that still train count."""
+        training = self._join.training
         for same in by_type(self.replica.model.buffers()):
             flat = torch.cat([buffer.reshape(-1) for buffer in same])
             if self.algorithm.buffers == "broadcast" or not flat.is_floating_point():
-                self.comm.broadcast(flat, tag="buffers/broadcast")
+                self.comm.broadcast(flat, training[0], tag="buffers/broadcast")
             else:
+                if self.rank not in training:
+                    flat.zero_()
                 self.comm.all_reduce(flat, tag="buffers/average")
-                flat /= self.size
+                flat /= len(training)
             for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                 buffer.copy_(part.view(buffer.shape))
 

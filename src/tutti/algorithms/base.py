@@ -29,9 +29,11 @@ class Algorithm(Member):
     noun: ClassVar[str] = "algorithm"
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "broadcast"
     equal: ClassVar[bool] = True  # all workers hold the same weights behind every step
+    same_steps: ClassVar[bool] = False  # all workers step with the same gradient: their optimizers hold the same state
     deterministic: ClassVar[bool] = True
     one_worker: ClassVar[bool] = False  # runs on a single worker, with the whole batch
     needs_process_group: ClassVar[bool] = False
+    no_join: ClassVar[str] = ""  # why `run.join()` does not work, and what would; empty where it does
 
     @abstractmethod
     def setup(self, replica: Replica, lane: Lane) -> None:
@@ -162,9 +164,7 @@ class OwnSteps(Algorithm):
                 exchange.load_state_dict(saved)
 
 
-def start_weighted(
-    exchange: Exchange, buffer: Tensor, numel: int, step: int, samples: float
-) -> Callable[[], None]:
+def start_weighted(exchange: Exchange, buffer: Tensor, numel: int, step: int, samples: float) -> Callable[[], None]:
     """Start to agree on weights, or on what is added to them; the function returned completes it.
 
     Where no worker has samples there is no mean, and every worker keeps what it has.

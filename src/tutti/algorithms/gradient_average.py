@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -49,6 +49,8 @@ class GradientAverage(Algorithm):
     overlap: bool = True
     update: Literal["whole", "bucket"] = "whole"
     wait: Literal["backward", "forward"] = "backward"
+
+    same_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.wait == "forward" and (self.update == "whole" or not self.overlap):

@@ -23,9 +23,11 @@ step of the whole batch, also when shares differ; with momentum only if a worker
 aggregator `sum` the model is multiplied by the number of workers at every step, as asked.
 
 A worker without a backward takes part with its weights as they are. One with `run.samples = 0` makes no step of its own
-and has no weight in weighted-mean; where no worker has samples all weights stay as they are. A weight that no worker has a gradient for is
-averaged all the same, and the mean of n equal numbers is that number up to rounding: a few units of the last place, the
-same on all workers, and with equal shares no more after many steps than after the first few.
+and has no weight in weighted-mean; where no worker has samples all weights stay as they are.
+
+A weight that no worker has a gradient for is averaged all the same, and the mean of n equal numbers is that number up
+to rounding: a few units of the last place, the same on all workers, and with equal shares no more after many steps than
+after the first few.
 
 The state is each worker's own, since the optimizers' differ: every worker saves and loads its `run.state_dict()`.
 

@@ -32,6 +32,8 @@ class TorchDDP(Algorithm):
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "local"  # DDP broadcasts them itself
     needs_process_group: ClassVar[bool] = True
     by_backend: ClassVar[bool] = True
+    same_steps: ClassVar[bool] = True
+    no_join: ClassVar[str] = "use torch's own torch.distributed.algorithms.join.Join([run.model]), or ddp"
 
     def setup(self, replica: Replica, lane: Lane) -> None:
         self._comm = lane.comm.native

@@ -4,8 +4,8 @@
     any aggregator:     x <- combine(x_1 ... x_n)            on routes where whole contributions meet
 
 A contribution from no samples has no weight: aggregators do not see it, and where no worker has samples the result is
-zero. An aggregator sees whole buckets, or each tensor alone where it asks for that. Bytes and rounds are the route's, for the
-buffer with its spare elements.
+zero. An aggregator sees whole buckets, or each tensor alone where it asks for that. Bytes and rounds are the route's,
+for the buffer with its spare elements.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -50,6 +50,8 @@ class GradientAverage(Algorithm):
     update: Literal["whole", "bucket"] = "whole"
     wait: Literal["backward", "forward"] = "backward"
 
+    same_steps: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if self.wait == "forward" and (self.update == "whole" or not self.overlap):
             raise ValueError("wait=forward needs update=bucket and overlap: each bucket steps when its gradient comes")
@@ -71,6 +73,10 @@ class GradientAverage(Algorithm):
     @property
     def steps_in_backward(self) -> bool:  # type: ignore[override]
         return self.update == "bucket"
+
+    @property
+    def late_weights(self) -> bool:  # type: ignore[override]
+        return self.wait == "forward"
 
     @property
     def tuning(self) -> bool:

@@ -26,8 +26,11 @@ def draw_with_every_sampler(comm: Comm, _: Report, loader_workers: int) -> list[
         "torch": DistributedSampler(dataset, drop_last=True),
         "dirichlet": DirichletSampler(torch.arange(SAMPLES) % 5, 0.1),
     }
-    options: dict[str, Any] = {"num_workers": loader_workers, "persistent_workers": loader_workers > 0}
+    # launched workers would start those of a loader by a server that has to import torch first
+    options: dict[str, Any] = (
+        {"num_workers": loader_workers, "multiprocessing_context": "fork"} if loader_workers else {}
+    )
     loaders = {name: DataLoader(dataset, batch_sampler=sampler, **options) for name, sampler in by_batch.items()}
-    loaders |= {name: DataLoader(dataset, 4, sampler=sampler, **options) for name, sampler in by_sample.items()}
+    loaders |= {name: DataLoader(dataset, 4, sampler=sampler) for name, sampler in by_sample.items()}
     drawn = {name: [batch.tolist() for (batch,) in loader] for name, loader in loaders.items()}
     return [json.loads(row) for row in comm.gather_bytes(json.dumps(drawn).encode())]

@@ -308,7 +308,7 @@ def test_alone_it_is_the_only_one_and_the_launcher_says_otherwise(monkeypatch: p
     assert list(EpochSampler(SAMPLES, BATCH, rank=1)) == expected(0, 3, 1), "what is given counts"
 
 
-@pytest.mark.parametrize(("engine", "loader_workers"), [("threads", 0), ("processes", 0), ("processes", 1)])
+@pytest.mark.parametrize(("engine", "loader_workers"), [("threads", 0), ("processes", 1)])
 def test_launched_workers_know_their_shares(engine: str, loader_workers: int) -> None:
     rows = launch(draw_with_every_sampler, (loader_workers,), options(3, engine=engine), ignore)
     for name in ("launched", "of the run"):

@@ -121,6 +121,8 @@ class Run:
     def samples(self, count: float) -> None:
         if not 0 <= count < math.inf:
             raise UserError(f"run.samples must be a number of samples, 0 or more, not {count}")
+        if not count and self.size > 1 and not self.replica.buckets:
+            raise UserError(f"'{self.algorithm}' counts every worker alike, also one without samples; use ddp")
         self.replica.samples = float(count)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -151,7 +153,8 @@ class Run:
         in vain. Every step is the mean over the workers that still train, weighted by `run.samples`. Within the block
         a step has one backward outside `run.accumulate()`, learning rates are set before it, and nothing else that all
         workers must call (`run.mean`, `run.consensus`) is. Schedulers of a worker that has finished are not stepped:
-        `with run.join() as joined: ...`, then `joined.missed` says how many steps it has to catch up. See join.py.
+        `with run.join() as joined: ...`, then `joined.missed` says how many steps it has to catch up. Gradients that
+        were only accumulated when a loop ends are dropped. See join.py.
         """
         return self._join.hold()
 

@@ -226,11 +226,20 @@ class Replica:
         self.stepping = True
         try:
             if self.scaler is not None:
+                self._require_gradient(self.scaler)
                 self.scaler.step(self.optimizer)
             else:
                 self.optimizer.step()
         finally:
             self.stepping = False
+
+    def _require_gradient(self, scaler: torch.amp.GradScaler) -> None:
+        """torch's own message is an assertion about inf checks."""
+        if scaler.is_enabled() and all(p.grad is None for g in self.optimizer.param_groups for p in g["params"]):
+            raise UserError(
+                "a GradScaler needs a gradient in every step, and this worker has none in this one (no backward, or "
+                "run.samples = 0); use bfloat16 autocast, which needs no scaler, or ddp"
+            )
 
     def local_step(self, bucket: Bucket) -> None:
         """The optimizer's own step on one bucket's parameters."""

@@ -18,7 +18,7 @@ SAMPLES, BATCH = 53, 10
 
 
 def draw_with_every_sampler(comm: Comm, _: Report, loader_workers: int) -> list[dict[str, Any]]:
-    """Nobody is told which worker it is; everybody's samples of an epoch, by sampler."""
+    """No worker is given its rank; all workers' samples of an epoch, by sampler."""
     dataset = TensorDataset(torch.arange(SAMPLES))
     with set_up(comm) as run:
         by_batch = {"launched": EpochSampler(dataset, BATCH), "of the run": EpochSampler(dataset, BATCH, run=run)}

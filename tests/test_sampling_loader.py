@@ -90,7 +90,7 @@ def test_an_epoch_left_early_begins_again(how: dict[str, Any]) -> None:
     sampler.set_epoch(5)
     assert next(iter(loader))[0].tolist() == expected(5)[0]
     sampler.set_epoch(6)
-    assert drawn(loader) == expected(6), "whoever wants the next one says so"
+    assert drawn(loader) == expected(6), "set_epoch says that the next one is wanted"
 
 
 @EVERY_LOADER
@@ -105,7 +105,7 @@ def test_counted_an_epoch_is_over_when_the_loop_has_taken_all(how: dict[str, Any
     for step, _ in enumerate(loader, start=1):
         if step == STEPS:
             break
-    assert drawn(loader) == expected(2), "one that was left behind its last batch is complete"
+    assert drawn(loader) == expected(2), "one that was left after its last batch is complete"
 
 
 def test_a_data_set_has_its_own_number() -> None:

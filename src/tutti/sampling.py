@@ -44,11 +44,11 @@ class EpochSampler(Sampler[list[int]]):
     thread; without any of these it is the only one.
 
     Epochs count from 0. `set_epoch(n)` says which one comes next; without it an epoch that was drawn to its end is
-    followed by the next one. Who leaves an epoch early and begins again gets the same epoch from its beginning. With
-    worker processes, which draw ahead, an epoch may be at its end before the loop is: call `set_epoch`, or use
-    `counted`.
+    followed by the next one. A loop that leaves an epoch early and iterates again gets the same epoch from its
+    beginning. With worker processes, which draw ahead, an epoch may be at its end before the loop is: call `set_epoch`,
+    or use `counted`.
 
-    `state_dict()` says which epoch it is and how many of its batches are used; behind `load_state_dict` the next
+    `state_dict()` says which epoch it is and how many of its batches are used; after `load_state_dict` the next
     iteration goes on there, on any number of workers. `set_epoch` of the same epoch does not change that. Used is what
     was drawn, unless a loader has worker processes: iterate over `sampler.counted(loader)` then.
     """
@@ -188,11 +188,11 @@ class Counted(Generic[T]):
 
 
 class _Pass:
-    """One way through an epoch, or the rest of one."""
+    """One iteration: an epoch, or the rest of one."""
 
     def __init__(self, epoch: int, start: int, loaded: bool = False, chosen: bool = False) -> None:
         self.epoch, self.start, self.loaded = epoch, start, loaded
-        self.chosen = chosen  # by set_epoch, behind loading
+        self.chosen = chosen  # by set_epoch, after loading
         self.begun = False
         self.drawn = start  # batches of the epoch that the sampler has given out
         self.used: int | None = None  # those that the loop has taken, where that is counted

@@ -1,4 +1,4 @@
-"""torch's sampler, told by nobody how many workers there are."""
+"""torch's sampler, which finds out by itself how many workers there are."""
 
 from __future__ import annotations
 

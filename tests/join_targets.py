@@ -71,3 +71,26 @@ def leave_the_block(comm: Comm, _: Report) -> None:
     with set_up(comm, "ddp", normed_model(), momentum) as run, run.join():
         if comm.rank == 1:
             raise LookupError("the dog ate the batch")
+
+
+def share(rank: int, step: int) -> int:
+    """How many samples a worker has at this step: 0, 1, 2 or 3, and never none for all."""
+    return (rank + step) % 4 if rank else 1 + step % 3
+
+
+def train_shares(run: Run, steps: int = 4) -> None:
+    """A worker without samples has an empty batch, whose mean loss and gradient are NaN."""
+    for step in range(steps):
+        run.replica.optimizer.zero_grad()
+        run.samples = share(run.rank, step)
+        loss = loss_of(run.model, batch_of(run.rank, step, samples=share(run.rank, step)))
+        assert bool(loss.isnan()) == (share(run.rank, step) == 0)
+        loss.backward()
+        run.step()
+
+
+def train_shares_everywhere(comm: Comm, _: Report, spec: str) -> list[bytes]:
+    """All workers' weights."""
+    with set_up(comm, spec) as run:
+        train_shares(run)
+        return comm.gather_bytes(weights(run.replica.model).numpy().tobytes())

@@ -6,12 +6,16 @@ import math
 
 import pytest
 import torch
+from join_targets import share, train_shares, train_shares_everywhere
+from launching import ignore, options
 from torch import Tensor
 from training import Batch, batch_of, loss_of, momentum, set_up, small_model, train, train_alone, weights
 from workers import on_threads
 
 from tutti.comm.base import Comm
-from tutti.engine import Run
+from tutti.comm.threads import World
+from tutti.errors import UserError
+from tutti.launch import launch
 
 STEPS = 4
 GRADIENTS = ["ddp", "gradient-average(all-reduce(all-gather))", "gradient-average(update=bucket)"]
@@ -28,22 +32,6 @@ EQUAL = [
     "gradient-average(all-reduce(ring, sum))",
 ]
 APART = ["d-psgd", "relay-sgd", "model-average(gossip(ring), order=combine-first)", "d2", "gradient-tracking"]
-
-
-def share(rank: int, step: int) -> int:
-    """How many samples this worker has at this step: 0, 1, 2 or 3, and never none for all."""
-    return (rank + step) % 4 if rank else 1 + step % 3
-
-
-def train_shares(run: Run, shares: range = range(STEPS)) -> None:
-    """A worker without samples has an empty batch, whose mean loss and gradient are NaN."""
-    for step in shares:
-        run.replica.optimizer.zero_grad()
-        run.samples = share(run.rank, step)
-        loss = loss_of(run.model, batch_of(run.rank, step, samples=share(run.rank, step)))
-        assert bool(loss.isnan()) == (share(run.rank, step) == 0)
-        loss.backward()
-        run.step()
 
 
 def joint(size: int, step: int) -> Batch:
@@ -138,3 +126,25 @@ def test_samples_are_those_at_the_beginning_of_backward() -> None:
     of_gradients = on_threads(2, lambda comm: work(comm, "ddp"))[0]
     of_models = on_threads(2, lambda comm: work(comm, "allreduce-model"))[0]
     torch.testing.assert_close(of_gradients, of_models, rtol=1e-12, atol=1e-14)
+
+
+# --- processes, and what is refused ----------------------------------------------------------------------------------
+
+
+def test_processes_end_as_threads_do() -> None:
+    found = launch(train_shares_everywhere, ("ddp",), options(3), ignore)
+    assert found == on_threads(3, lambda comm: train_shares_everywhere(comm, ignore, "ddp"))[0]
+
+
+def test_torch_ddp_cannot_leave_a_worker_out() -> None:
+    with pytest.raises(UserError, match=r"^'torch-ddp' counts every worker alike, also one without samples; use ddp$"):
+        launch(train_shares_everywhere, ("torch-ddp",), options(3), ignore)
+
+
+def test_a_scaler_without_a_gradient_gets_a_sentence() -> None:
+    with set_up(World(1).comm(0), "allreduce-model") as run:
+        run.samples = 0
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(loss_of(run.model, batch_of(0, 0))).backward()
+        with pytest.raises(UserError, match=r"^a GradScaler needs a gradient in every step, and this worker has none"):
+            run.step(scaler)

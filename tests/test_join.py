@@ -301,7 +301,7 @@ def test_what_cannot_work_gets_a_sentence(inside: Any, sentence: str) -> None:
         on_threads(2, work)
 
 
-def test_a_switch_is_joined_behind_its_step_only() -> None:
+def test_a_switch_is_joined_after_its_step_only() -> None:
     def work(comm: Comm) -> Tensor:
         with set_up(comm, "switch(2, ddp, allreduce-model)", optimizer=sgd) as run:
             with pytest.raises(UserError, match=r"^run.join\(\) does not work with 'switch.*join after the switch"):
@@ -317,7 +317,7 @@ def test_a_switch_is_joined_behind_its_step_only() -> None:
     assert torch.equal(first, other)
 
 
-def test_the_block_is_over_behind_its_end() -> None:
+def test_the_block_is_over_after_its_end() -> None:
     def work(comm: Comm) -> float:
         with set_up(comm) as run:
             train_joined(run)

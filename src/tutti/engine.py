@@ -138,7 +138,10 @@ class Run:
 
     @samples.setter
     def samples(self, count: float) -> None:
-        self.replica.samples = check_samples(count)
+        count = check_samples(count)
+        if not count and self.size > 1 and not self.replica.buckets:
+            raise UserError(f"'{self.algorithm}' counts every worker alike, also one without samples; use ddp")
+        self.replica.samples = count
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +188,8 @@ class Run:
         in vain. Every step is the mean over the workers that still train, weighted by `run.samples`. Within the block
         a step has one backward outside `run.accumulate()`, learning rates are set before it, and nothing else that all
         workers must call (`run.mean`, `run.consensus`) is. Schedulers of a worker that has finished are not stepped:
-        `with run.join() as joined: ...`, then `joined.missed` says how many steps it has to catch up. See join.py.
+        `with run.join() as joined: ...`, then `joined.missed` says how many steps it has to catch up. Gradients that
+        were only accumulated when a loop ends are dropped. See join.py.
         """
         self._refuse_closed("run.join()")
         return self._join.hold()

@@ -83,7 +83,9 @@ class Join:
     def refuse(self, what: str) -> None:
         """What all workers have to call has no place inside, where some are not there to call it."""
         if self._open:
-            raise UserError(f"{what} inside run.join() would wait for workers whose loop has ended; call it behind it")
+            raise UserError(
+                f"{what} inside run.join() would wait for workers whose loop has ended; call it after the block"
+            )
 
     def refuse_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         if self._open and scaler is not None and scaler.is_enabled():
@@ -146,7 +148,7 @@ class Join:
             _write(self._replica.optimizers, json.loads(settings))
 
     def _compare_settings(self) -> None:
-        """Workers that make the same step make it with the same settings; a scheduler that fell behind shows here."""
+        """Workers that make the same step make it with the same settings; a scheduler stepped less often shows here."""
         if not self._algorithm.same_steps:
             return
         rows = self._comm.gather_bytes(json.dumps(_read(self._replica.optimizers)).encode(), _TAG)

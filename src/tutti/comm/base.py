@@ -96,8 +96,16 @@ class Comm(ABC):
 
     def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
         """What another thread may ring at any time: whoever waits in this comm then calls `answer`, which may start
-        exchanges and wait for none. A wire whose waits cannot be interrupted never does."""
+        exchanges and wait for none. A wire whose waits cannot be interrupted never does. An error that `answer`
+        raises interrupts the comm, as `interrupt` does."""
         return lambda: None
+
+    def interrupt(self, error: BaseException) -> None:  # noqa: B027 (some wires cannot)
+        """End what waits in this comm now, and every later call, with this error. Any thread may call it.
+
+        The first error counts. Forks are comms of their own and go on. `close` still works. A wire whose waits belong
+        to a backend (torch) raises it from the next call on; one on which nothing waits (rehearsal) ignores it.
+        """
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """As `exchange`, but what comes in is added to the one-dimensional tensors, in the order given."""

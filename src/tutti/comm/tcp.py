@@ -46,17 +46,21 @@ class TcpComm(Comm):
         self._store, self._access, self._mesh = store, access, mesh
         self._codes: dict[str, int] = {}
         self._native: Comm | None = None
-        self._bell: _Bell | None = None
+        self._bell = _Bell() if hasattr(os, "eventfd") else None
+        self._interruption: BaseException | None = None
         self._forks: list[TcpComm] = []
         self._poller = select.poll()
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
+        if self._bell is not None:
+            self._poller.register(self._bell.fd, select.POLLIN)
         for peer, connection in build_mesh(rank, size, store, mesh, access, self.clock).items():
             link = Link(peer, connection)
             self._links[peer] = self._by_fd[link.fd] = link
             self._poller.register(link.fd, select.POLLIN)
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        self._check()
         link = self._links[peer]
         if not tensor.is_cpu:
             tensor = tensor.cpu()
@@ -163,11 +167,22 @@ class TcpComm(Comm):
             self._progress(max(left, 0))
 
     def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
-        if self._bell is not None or not hasattr(os, "eventfd"):
+        if self._bell is None or self._bell.answer is not None:
             return super().bell(answer)
-        self._bell = _Bell(answer)
-        self._poller.register(self._bell.fd, select.POLLIN)
+        self._bell.answer = answer
         return self._bell.ring
+
+    def interrupt(self, error: BaseException) -> None:
+        if self._interruption is None:
+            self._interruption = error
+        if self._native is not None:
+            self._native.interrupt(error)
+        if self._bell is not None:
+            self._bell.ring()
+
+    def _check(self) -> None:
+        if self._interruption is not None:
+            raise self._interruption.with_traceback(None)
 
     def fork(self, name: str) -> TcpComm:
         mesh = f"{self._mesh}/{name}-{len(self._forks)}"  # a name may come again, and its first mesh is still published
@@ -184,6 +199,7 @@ class TcpComm(Comm):
         return self._native
 
     def close(self) -> None:
+        self._interruption = None  # an interrupted worker says goodbye, too
         for fork in self._forks:
             fork.close()
         if self._native is not None:
@@ -251,6 +267,7 @@ class TcpComm(Comm):
 
     def _progress(self, seconds: float) -> bool:
         """Move what can move, waiting so long for the first; False if nothing could. Answer the bell."""
+        self._check()
         events = self._poller.poll(seconds * 1000)
         rung = False
         for fd, event in events:
@@ -259,9 +276,20 @@ class TcpComm(Comm):
                 rung = True
             else:
                 self._serve(link, event)
-        if rung and self._bell is not None:
-            self._bell.answer()
+        if rung:
+            self._answer_bell()
         return bool(events)
+
+    def _answer_bell(self) -> None:
+        assert self._bell is not None
+        self._bell.silence()
+        self._check()
+        if self._bell.answer is not None:
+            try:
+                self._bell.answer()
+            except BaseException as error:
+                self.interrupt(error)
+                raise
 
     def _serve(self, link: Link, event: int) -> None:
         """What poll has found on a connection."""
@@ -377,11 +405,11 @@ class TcpComm(Comm):
 
 
 class _Bell:
-    """See `Comm.bell`."""
+    """See `Comm.bell` and `Comm.interrupt`."""
 
-    def __init__(self, answer: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._answer = answer
+        self.answer: Callable[[], None] | None = None
         self._lock = threading.Lock()  # a number that is closed may be another file's at once
 
     def ring(self) -> None:
@@ -389,10 +417,9 @@ class _Bell:
             if self.fd >= 0:
                 os.eventfd_write(self.fd, 1)
 
-    def answer(self) -> None:
+    def silence(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        self._answer()
 
     def close(self) -> None:
         with self._lock:

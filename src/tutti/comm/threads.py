@@ -76,6 +76,7 @@ class ThreadsComm(Comm):
         self.world, self._name = world, name
         self._boxes = world.boxes(name)
         self._forks = 0
+        self._interruption: BaseException | None = None
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         self._grouped_only()
@@ -116,8 +117,15 @@ class ThreadsComm(Comm):
         self._forks += 1
         return ThreadsComm(self.world, self.rank, f"{self._name}/{name}-{self._forks}")
 
+    def interrupt(self, error: BaseException) -> None:
+        if self._interruption is None:
+            self._interruption = error
+        wake = self._boxes[self.rank].wake
+        with wake:
+            wake.notify_all()
+
     def close(self) -> None:
-        pass
+        self._interruption = None
 
     # --- the machinery -----------------------------------------------------------------------------------------------
 
@@ -125,7 +133,12 @@ class ThreadsComm(Comm):
         if self.world.strict:
             raise UserError("this wire takes only grouped messages (as NCCL does): use exchange(sends, recvs)")
 
+    def _check(self) -> None:
+        if self._interruption is not None:
+            raise self._interruption.with_traceback(None)
+
     def _post(self, peer: int, tensor: Tensor, tag: str) -> _Sent:
+        self._check()
         letter = _Letter(tag, tensor.detach())
         box = self._boxes[peer]
         with box.wake:
@@ -166,6 +179,7 @@ class ThreadsComm(Comm):
         box = self._boxes[self.rank]
         limit = self.clock.now() + (self.timeout if deadline is None else deadline)
         with box.wake:
+            self._check()
             while not ready():
                 if self.world.dead is not None:
                     raise PeerLost(f"worker {self.world.dead} died while worker {self.rank} waited for {who}")
@@ -177,6 +191,7 @@ class ThreadsComm(Comm):
                 box.awaited = ready
                 box.wake.wait(left)
                 box.awaited = None
+                self._check()
         return True
 
     def give_up(self, peer: int, tag: str) -> bool:

@@ -35,6 +35,7 @@ class TorchComm(Comm):
         self._group, self.timeout, self.clock, self._owner = group, timeout, clock, owner
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.backend = backend
+        self._interruption: BaseException | None = None
 
     @classmethod
     def join(
@@ -81,6 +82,11 @@ class TorchComm(Comm):
         group = dist.new_group(backend=self.backend, timeout=timedelta(seconds=self.timeout))
         return TorchComm(group, self.backend, self.timeout, self.clock)
 
+    def interrupt(self, error: BaseException) -> None:
+        """The backend's waits end when the backend ends them; what is called from now on raises."""
+        if self._interruption is None:
+            self._interruption = error
+
     def close(self) -> None:
         if self._owner and dist.is_initialized():
             self._owner = False
@@ -119,6 +125,8 @@ class TorchComm(Comm):
         self._call(lambda: dist.all_reduce(tensor, group=self._group))
 
     def _call(self, operation: Callable[[], R]) -> R:
+        if self._interruption is not None:
+            raise self._interruption.with_traceback(None)
         try:
             return operation()
         except RuntimeError as error:

@@ -20,9 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tutti.clock import Clock as Clock
+from tutti.comm.forked import leave_to_parent
 from tutti.errors import RunFailed
 
 KINDS: Final = ("gradients", "weights", "buffers", "metrics", "control")
+SILENCE: Final = 600.0  # seconds without a sign of life after which a worker counts as silent, unless told otherwise
 Message = tuple[int, Tensor]  # the peer, and what is sent to it or received from it
 
 
@@ -261,8 +263,18 @@ class Lane:
         self._wake = threading.Condition()
         self._closed = False
         self._ring = comm.bell(self._begin_all)
+        self._abandoned: BaseException | None = None
+        leave_to_parent(self)
         self._thread = threading.Thread(target=self._work, name=f"tutti-lane-{comm.rank}", daemon=True)
         self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    def abandon(self, error: BaseException) -> None:
+        """A forked child has no lane: its thread is the parent's, which may have held the lock."""
+        self._abandoned, self._wake, self._closed = error, threading.Condition(), True
 
     def submit(self, work: Callable[[], None]) -> Pending:
         return self._submit(_Job(self._stream, rest=work))
@@ -273,6 +285,8 @@ class Lane:
 
     def _submit(self, job: _Job) -> Pending:
         with self._wake:
+            if self._abandoned is not None:
+                raise self._abandoned
             if self._closed:
                 raise RuntimeError("the lane is closed")
             self._jobs.append(job)
@@ -286,12 +300,16 @@ class Lane:
         busy, self.busy = self.busy, []
         return sum(end - begin for begin, end in busy)
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
+        """Do what has been submitted, for so many seconds at most; then what still waits is interrupted."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(patience)
+            if self._thread.is_alive():
+                self.comm.interrupt(RunFailed(f"worker {self.comm.rank} ended its run while it waited for others"))
+                self._thread.join()
 
     def _work(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tutti.clock import Clock
 from tutti.comm.base import Comm, Message, Mismatch, PeerLost, Pending, Step
+from tutti.comm.forked import leave_to_parent
 from tutti.comm.handshake import Access, build_mesh
 from tutti.comm.link import BYE, HEADER, Add, Link, Receive, Send
 
@@ -48,6 +49,7 @@ class TcpComm(Comm):
         self._native: Comm | None = None
         self._bell = _Bell() if hasattr(os, "eventfd") else None
         self._interruption: BaseException | None = None
+        self._process = os.getpid()
         self._forks: list[TcpComm] = []
         self._poller = select.poll()
         self._links: dict[int, Link] = {}
@@ -58,6 +60,7 @@ class TcpComm(Comm):
             link = Link(peer, connection)
             self._links[peer] = self._by_fd[link.fd] = link
             self._poller.register(link.fd, select.POLLIN)
+        leave_to_parent(self)
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         self._check()
@@ -73,6 +76,7 @@ class TcpComm(Comm):
         return send
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        self._check()
         return self._post(Receive(self, self._links[peer], tensor, self._code(tag), tag))
 
     def _post(self, receive: Receive) -> Receive:
@@ -180,6 +184,15 @@ class TcpComm(Comm):
         if self._bell is not None:
             self._bell.ring()
 
+    def abandon(self, error: BaseException) -> None:
+        self._interruption, self._native = error, None
+        for link in self._links.values():
+            link.connection.close()
+        self._links, self._by_fd = {}, {}
+        if self._bell is not None:
+            os.close(self._bell.fd)  # whatever thread of the parent holds its lock
+            self._bell = None
+
     def _check(self) -> None:
         if self._interruption is not None:
             raise self._interruption.with_traceback(None)
@@ -195,10 +208,20 @@ class TcpComm(Comm):
         if self._native is None:
             from tutti.comm.torch import TorchComm
 
-            self._native = TorchComm.join(self.rank, self.size, self._store, self.timeout, self.clock)
+            self.barrier("control/native")  # a death is noticed here, not by a backend that waits to connect
+            self._native = TorchComm.join(
+                self.rank,
+                self.size,
+                dist.PrefixStore(f"{self._mesh}/native", self._store),  # of another comm it holds other addresses
+                self.timeout,
+                self.clock,
+                members=self._access.members and self._access.members.of(f"{self._mesh}/native"),
+            )
         return self._native
 
     def close(self) -> None:
+        if self._process != os.getpid():
+            return
         self._interruption = None  # an interrupted worker says goodbye, too
         for fork in self._forks:
             fork.close()

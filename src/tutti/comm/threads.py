@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tutti.clock import Clock
-from tutti.comm.base import LOST, Comm, Lost, Message, Mismatch, PeerLost, Pending
+from tutti.comm.base import LOST, SILENCE, Comm, Lost, Message, Mismatch, PeerLost, Pending
+from tutti.comm.forked import leave_to_parent
 from tutti.errors import UserError
 
 
 class World:
     """What the workers of one process share; `comm(rank)` is one worker's end of it."""
 
-    def __init__(self, size: int, *, strict: bool = False, timeout: float = 60.0, clock: Clock | None = None) -> None:
+    def __init__(
+        self, size: int, *, strict: bool = False, timeout: float = SILENCE, clock: Clock | None = None
+    ) -> None:
         self.size, self.strict, self.timeout, self.clock = size, strict, timeout, clock or Clock()
         self._boxes: dict[str, list[_Box]] = {}
         self._lock = threading.Lock()
@@ -77,6 +80,7 @@ class ThreadsComm(Comm):
         self._boxes = world.boxes(name)
         self._forks = 0
         self._interruption: BaseException | None = None
+        leave_to_parent(self)
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         self._grouped_only()
@@ -123,6 +127,9 @@ class ThreadsComm(Comm):
         wake = self._boxes[self.rank].wake
         with wake:
             wake.notify_all()
+
+    def abandon(self, error: BaseException) -> None:
+        self._interruption = error
 
     def close(self) -> None:
         self._interruption = None
@@ -178,6 +185,7 @@ class ThreadsComm(Comm):
         """Wait on this worker's own condition; False when the caller's deadline passed."""
         box = self._boxes[self.rank]
         limit = self.clock.now() + (self.timeout if deadline is None else deadline)
+        self._check()
         with box.wake:
             self._check()
             while not ready():

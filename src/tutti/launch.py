@@ -101,6 +101,7 @@ def _on_threads(
         here.comm = world.comm(rank)
         try:
             results[rank] = function(here.comm, report if rank == 0 else say_nothing, *args)
+            world.leave(rank)
         except BaseException as error:
             errors.append((rank, error))
             world.abort(rank)

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tutti.clock import SILENCE as SILENCE
 from tutti.clock import Clock as Clock
 from tutti.comm.forked import leave_to_parent
 from tutti.errors import RunFailed
 
 KINDS: Final = ("gradients", "weights", "buffers", "metrics", "control")
-SILENCE: Final = 600.0  # seconds without a sign of life after which a worker counts as silent, unless told otherwise
 Message = tuple[int, Tensor]  # the peer, and what is sent to it or received from it
 
 

@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from tutti.clock import Clock
 from tutti.comm.base import Comm, Lost, Message, PeerLost, Pending
 from tutti.comm.forked import leave_to_parent
 from tutti.comm.handshake import Members
+from tutti.comm.waits import LONGER, describe
 
 R = TypeVar("R")
 
@@ -79,27 +80,25 @@ class TorchComm(Comm):
         return self._group
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
-        return _Work(
-            self, self._call(lambda: dist.isend(tensor, group_dst=peer, group=self._group, tag=_code(tag))), tensor
-        )
+        options: dict[str, Any] = {"group_dst": peer, "group": self._group, "tag": _code(tag)}
+        return _Work(self, self._call(lambda: dist.isend(tensor, **options), tag), tensor, tag)
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
-        return _Work(
-            self, self._call(lambda: dist.irecv(tensor, group_src=peer, group=self._group, tag=_code(tag))), tensor
-        )
+        options: dict[str, Any] = {"group_src": peer, "group": self._group, "tag": _code(tag)}
+        return _Work(self, self._call(lambda: dist.irecv(tensor, **options), tag), tensor, tag)
 
     def exchange(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         code = _code(tag)
         operations = [dist.P2POp(dist.irecv, t, None, self._group, code, group_peer=p) for p, t in recvs]
         operations += [dist.P2POp(dist.isend, t, None, self._group, code, group_peer=p) for p, t in sends]
         if operations:
-            for work in self._call(lambda: dist.batch_isend_irecv(operations)):
-                self._call(work.wait)
+            for work in self._call(lambda: dist.batch_isend_irecv(operations), tag):
+                self._call(work.wait, tag)
 
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         if set(sources) != set(self.others()):
             raise ValueError("torch.distributed receives from any worker, or from a given one: name all others")
-        sender = self._call(lambda: dist.recv(tensor, None, group=self._group, tag=_code(tag)))
+        sender = self._call(lambda: dist.recv(tensor, None, group=self._group, tag=_code(tag)), tag)
         return dist.get_group_rank(self._group, sender)
 
     def fork(self, name: str) -> TorchComm:
@@ -134,43 +133,46 @@ class TorchComm(Comm):
     # --- the operations, the backend's own ---------------------------------------------------------------------------
 
     def barrier(self, tag: str = "control/barrier") -> None:
-        self._call(lambda: dist.barrier(group=self._group))
+        self._call(lambda: dist.barrier(group=self._group), tag)
 
     def broadcast(self, tensor: Tensor, root: int = 0, tag: str = "control/broadcast") -> None:
-        self._call(lambda: dist.broadcast(tensor, group_src=root, group=self._group))
+        self._call(lambda: dist.broadcast(tensor, group_src=root, group=self._group), tag)
 
     def gather(self, tensor: Tensor, out: Tensor | None, root: int = 0, tag: str = "control/gather") -> None:
         rows = list(out) if out is not None and self.rank == root else None
-        self._call(lambda: dist.gather(tensor, rows, group=self._group, group_dst=root))
+        self._call(lambda: dist.gather(tensor, rows, group=self._group, group_dst=root), tag)
 
     def all_gather(self, tensor: Tensor, out: Tensor, tag: str = "control/all-gather") -> None:
-        self._call(lambda: dist.all_gather(list(out), tensor, group=self._group))
+        self._call(lambda: dist.all_gather(list(out), tensor, group=self._group), tag)
 
     def scatter(self, tensor: Tensor, rows: Tensor | None, root: int = 0, tag: str = "control/scatter") -> None:
         parts = list(rows) if rows is not None and self.rank == root else None
-        self._call(lambda: dist.scatter(tensor, parts, group=self._group, group_src=root))
+        self._call(lambda: dist.scatter(tensor, parts, group=self._group, group_src=root), tag)
 
     def reduce(self, tensor: Tensor, root: int = 0, tag: str = "control/reduce") -> None:
         # gloo leaves partial sums in the tensors of the others, which the contract does not promise to keep
-        self._call(lambda: dist.reduce(tensor, group_dst=root, group=self._group))
+        self._call(lambda: dist.reduce(tensor, group_dst=root, group=self._group), tag)
 
     def reduce_scatter(self, tensor: Tensor, out: Tensor, tag: str = "control/reduce-scatter") -> None:
-        self._call(lambda: dist.reduce_scatter(out, list(tensor), group=self._group))
+        self._call(lambda: dist.reduce_scatter(out, list(tensor), group=self._group), tag)
 
     def all_to_all(self, tensor: Tensor, out: Tensor, tag: str = "control/all-to-all") -> None:
-        self._call(lambda: dist.all_to_all_single(out, tensor, group=self._group))
+        self._call(lambda: dist.all_to_all_single(out, tensor, group=self._group), tag)
 
     def all_reduce(self, tensor: Tensor, tag: str = "control/all-reduce") -> None:
-        self._call(lambda: dist.all_reduce(tensor, group=self._group))
+        self._call(lambda: dist.all_reduce(tensor, group=self._group), tag)
 
-    def _call(self, operation: Callable[[], R]) -> R:
+    def _call(self, operation: Callable[[], R], tag: str) -> R:
         if self._interruption is not None:
             raise self._interruption.with_traceback(None)
         try:
             return operation()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise PeerLost(f"worker {self.rank} lost its {self.backend} group: {reason}") from None
+            longer = f"; {LONGER}" if "imed out" in reason else ""
+            raise PeerLost(
+                f"worker {self.rank} lost its {self.backend} group while it exchanged {describe(tag)}: {reason}{longer}"
+            ) from None
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -211,14 +213,14 @@ def _new_group(backend: str, timeout: float, store: dist.Store | None, members: 
 
 
 class _Work(Pending):
-    def __init__(self, comm: TorchComm, work: dist.Work | None, tensor: Tensor) -> None:
-        self._comm, self._work, self._tensor = comm, work, tensor
+    def __init__(self, comm: TorchComm, work: dist.Work | None, tensor: Tensor, tag: str) -> None:
+        self._comm, self._work, self._tensor, self._tag = comm, work, tensor, tag
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
         if deadline is not None:
             raise ValueError("this wire has the backend's deadlines only")
         if self._work is not None:
-            self._comm._call(self._work.wait)
+            self._comm._call(self._work.wait, self._tag)
         return self._tensor
 
 

@@ -302,8 +302,8 @@ def _probe_when_idle(connection: socket.socket) -> None:
     no room for more; `seems_off` looks after what has been sent.
     """
     options = {
-        "TCP_KEEPIDLE": HOST_SECONDS // 3,
-        "TCP_KEEPINTVL": HOST_SECONDS // 6,
+        "TCP_KEEPIDLE": max(1, HOST_SECONDS // 3),
+        "TCP_KEEPINTVL": max(1, HOST_SECONDS // 6),
         "TCP_KEEPCNT": 4,
     }
     with suppress(OSError):

@@ -427,7 +427,7 @@ class TcpComm(Comm):
             how = f": its connection to worker {self.rank} was cut{reason}"
             if link.error is not None and link.error.errno in _HOST_IS_OFF:
                 how = f": its host has not answered worker {self.rank} for about {HOST_SECONDS} s"
-            raise self._wait().died(link.peer, how)
+            raise self._wait().died(link.peer, how) if self._awaited else PeerLost(f"worker {link.peer} died{how}")
 
     def _left(self, link: Link) -> PeerLost:
         return self._wait().left() if link.said_goodbye else self._wait().dead(link.peer)

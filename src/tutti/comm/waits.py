@@ -49,7 +49,7 @@ class Wait:
             return f"worker {self.rank} waited for the {what} of worker {' or '.join(map(str, self.peers))}"
         peer = self.peers[0]
         if self.sends:
-            return f"worker {self.rank} waited to send {'it' if peer == lost else f'worker {peer}'} its own {what}"
+            return f"worker {self.rank} waited to send {what} to {'it' if peer == lost else f'worker {peer}'}"
         if peer == lost:
             return f"worker {self.rank} waited for its {what}"
         return f"worker {self.rank} waited for the {what} of worker {peer}"

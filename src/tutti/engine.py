@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 import weakref
@@ -15,13 +16,14 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
 from tutti.changes import Change
-from tutti.comm.base import Comm, Lane
+from tutti.comm.base import SILENCE, Comm, Lane
 from tutti.comm.metered import Metered, metered
-from tutti.comm.rendezvous import WireOptions, connect
+from tutti.comm.rendezvous import WireOptions, check_timeout, connect
 from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
 from tutti.hooks import Hook
@@ -30,7 +32,6 @@ from tutti.inputs import (
     check_number,
     check_samples,
     check_scaler,
-    check_seconds,
     read_algorithm,
     read_optimizers,
 )
@@ -47,11 +48,16 @@ def distribute(
     algorithm: str | Algorithm = "ddp",
     *,
     comm: Comm | None = None,
+    group: dist.ProcessGroup | None = None,
     wire: str | None = None,
     interface: str | None = None,
-    timeout: float = 60.0,
+    timeout: float = SILENCE,
 ) -> Run:
-    """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one).
+    """Train this model together with the other workers of torch's process group where one is initialised, or of the
+    launcher (torchrun, mpirun, Slurm, tutti); alone without any of them.
+
+    `group` (of torch.distributed.new_group) trains with its members only; only they call this. `timeout` says for how
+    many seconds a silent worker is waited for; one that dies is noticed at once.
 
     Several optimizers, each with parameters of its own, are handed in as a list: `run.step()` steps with all of them,
     `run.step(optimizer=one)` with that one.
@@ -59,17 +65,24 @@ def distribute(
     The wire is ours ("shared": memory within a machine, sockets between machines; "tcp": sockets only) for a model on
     the CPU, and torch's process group ("torch": nccl) for one on a GPU.
     """
-    algorithm, optimizers, timeout = read_algorithm(algorithm), read_optimizers(optimizer), check_seconds(timeout)
+    if comm is not None and group is not None:
+        raise UserError("comm= and group= both say who the workers are: give one of them")
+    algorithm, optimizers = read_algorithm(algorithm), read_optimizers(optimizer)
     check_model(model, optimizers)
+    check_timeout(timeout)
     if comm is not None:
         return Run(model, optimizers, replace(algorithm), comm, owns_comm=False)
     kind = next(model.parameters()).device.type
-    comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "shared"), interface, None, timeout, kind))
+    wire = wire or ("torch" if kind == "cuda" else "shared")
+    comm = connect(WireOptions(wire, interface, None, timeout, kind), group=group)
     try:
         return Run(model, optimizers, replace(algorithm), comm, owns_comm=True)
     except BaseException:
         comm.close()
         raise
+
+
+_GOODBYE = 60.0  # seconds for what is under way when a script ends without close(): the others may still need it
 
 
 class Run:
@@ -91,7 +104,9 @@ class Run:
         self.meter, self.clock = self.comm.meter, self.comm.clock
         self._make_equal(_tensors(model, Optimizers(optimizers)))
         self.lane = Lane(self.comm.fork("lane"), self._device)
-        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
+        self._finalizer = weakref.finalize(
+            self, _close_plainly, self.lane, self.comm if owns_comm else None, os.getpid()
+        )
         self.replica = Replica(model, optimizers, self.comm.zeros)
         self.replica.on_end, self.replica.on_change = self._end_of_backward, self._take_in
         self._consensus = Consensus(algorithm, self.replica, self.comm)
@@ -316,6 +331,7 @@ class Run:
         if error is None:
             self.close()
         else:
+            self.lane.close(0.0)  # the others hear it at once
             self._let_go()
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
@@ -468,10 +484,11 @@ def _in_place(tensor: Tensor, operate: Any) -> None:
         tensor.copy_(copy)
 
 
-def _close_plainly(lane: Lane, comm: Comm | None) -> None:
-    if threading.current_thread().name.startswith("tutti-lane"):
+def _close_plainly(lane: Lane, comm: Comm | None, process: int) -> None:
+    """At exit or when nobody has the run any more; not in a forked child, which would speak for its parent."""
+    if threading.current_thread().name.startswith("tutti-lane") or process != os.getpid():
         return
-    lane.close()
+    lane.close(_GOODBYE)
     lane.comm.close()
     if comm is not None:
         comm.close()

@@ -78,12 +78,6 @@ def _check_shared(parameters: list[nn.Parameter]) -> None:
         raise UserError("a parameter is in two optimizers or groups, and would be stepped twice")
 
 
-def check_seconds(timeout: Any) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise UserError(f"the timeout must be a number of seconds above 0, not {timeout!r}")
-    return float(timeout)
-
-
 def check_samples(count: Any) -> float:
     if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count < math.inf:
         raise UserError(f"run.samples must be a number, 0 or more, not {count!r}")

@@ -176,7 +176,8 @@ def test_different_work_is_not_compared() -> None:
     [
         ((0.969, 0.972), "accuracy 96.9 % to 97.2 %."),
         ((0.97, 0.82), "accuracy from 82.0 % (b) to 97.0 % (a)."),
-        ((0.1, 0.12), "accuracy 12.0 % at most."),
+        ((0.1, 0.12), "accuracy from 10.0 % (a) to 12.0 % (b)."),
+        ((0.115, 0.12), "accuracy 12.0 % at most."),
     ],
 )
 def test_accuracies(accuracies: tuple[float, float], clause: str) -> None:

@@ -41,8 +41,9 @@ def describe_limits(records: list[Record], labels: list[str]) -> list[str]:
 
 def find_loads(record: Record) -> list[Load]:
     """Of every link with a rate, the busiest first."""
-    network = record.launch.get("network") or {}
-    rates = {int(row["host"]): row.get("asked") for row in network.get("measured") or []}
+    network = record.launch.get("network")
+    rows = network.get("measured", []) if isinstance(network, dict) else []  # of older records, a text
+    rates = {int(row["host"]): row.get("asked") for row in rows}
     loads = []
     for rank, measurement in enumerate(record.measurements):
         rate = rates.get(rank)

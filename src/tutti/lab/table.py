@@ -106,7 +106,7 @@ def _sent_column(figures: list[Figures]) -> _Column:
         return _Column("sent\nper step", lambda f: size(f, f.nbytes))
     return _Column(
         "sent per step\nmean / busiest",
-        lambda f: f"{size(f, f.nbytes)} / {format_bytes(f.busiest)}" if math.isfinite(f.nbytes) else NOTHING,
+        lambda f: size(f, f.nbytes) + (f" / {format_bytes(f.busiest)}" if f.is_uneven else ""),
     )
 
 

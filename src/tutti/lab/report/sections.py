@@ -82,8 +82,8 @@ def _explain_sources(figures: list[Figures]) -> str:
     older = f"; {said}" if (said := say_own_clocks(figures)) else ""
     sent = f" Bytes sent are one worker's, the mean of all: {'; '.join(means)}." if means else ""
     return (
-        f"Step: {TIMES}; the median step leaves them out{older}. Compute and exposed add up to the step, as the mean over "
-        f"all workers; hidden communication ran beside computing, exposed was waited for.{sent}"
+        f"Step: {TIMES}; the median step leaves them out{older}. Compute and exposed add up to the step, as the mean "
+        f"over all workers; hidden communication ran beside computing, exposed was waited for.{sent}"
     )
 
 

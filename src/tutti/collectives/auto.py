@@ -20,6 +20,7 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,7 +181,9 @@ def _remember(comm: Comm, place: str, table: Table) -> None:
     """In worker 0's cache, where it can be written."""
     if comm.rank != 0 or comm.interface:
         return
-    marked = table if set(SIZES) <= table.keys() else {_INCOMPLETE: "measured again by the next run", **table}
+    marked: dict[Any, str] = {**table}
+    if not set(SIZES) <= table.keys():
+        marked = {_INCOMPLETE: "measured again by the next run", **table}
     path = _file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from tutti.algorithms.base import Algorithm
 from tutti.lab.record import Record
+from tutti.spec import parse
 
 _MANY = 3  # so many different values are listed, more are only counted
 
@@ -28,6 +31,14 @@ def make_labels(records: list[Record], length: int) -> list[str]:
     if _repeated(labels):
         labels = [f"{shorten(label, length - 3)} #{i}" for i, label in enumerate(labels, start=1)]
     return labels
+
+
+def spell(record: Record) -> str:
+    """The full spec, with what was typed also where that is the default."""
+    with suppress(ValueError):  # a name that is no spec
+        typed = parse(record.name, Algorithm)
+        return typed.spell() if str(typed) == record.spec else record.spec
+    return record.spec
 
 
 def describe_choices(records: list[Record], labels: list[str]) -> list[str]:

@@ -117,7 +117,7 @@ def run_entries(
         own = entry.adapt(plan)
         record = _find_kept(entry, own, options, out, audience) if resume else None
         if record is None:
-            audience.start(entry.name, str(entry.algorithm), index, len(entries))
+            audience.start(entry.name, entry.algorithm.spell(), index, len(entries))
             record = run_once(entry, own, options, audience.event, args=args)
             if record is None:
                 continue  # another node or rank has worker 0

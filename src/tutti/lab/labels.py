@@ -5,9 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from tutti.algorithms.base import Algorithm
 from tutti.lab.record import Record
-from tutti.spec import parse
 
 _MANY = 3  # so many different values are listed, more are only counted
 
@@ -35,6 +33,9 @@ def make_labels(records: list[Record], length: int) -> list[str]:
 
 def spell(record: Record) -> str:
     """The full spec, with what was typed also where that is the default."""
+    from tutti.algorithms.base import Algorithm  # records are read without torch
+    from tutti.spec import parse
+
     with suppress(ValueError):  # a name that is no spec
         typed = parse(record.name, Algorithm)
         return typed.spell() if str(typed) == record.spec else record.spec

@@ -65,6 +65,13 @@ def test_a_spec_stands_under_a_name_that_does_not_say_it() -> None:
         assert row[0].note == note
 
 
+def test_what_was_typed_stands_under_a_name_that_means_more() -> None:
+    typed, canonical = "switch(200, ddp, d-psgd)", "switch(200, other=model-average(gossip(ring)))"
+    (row,) = table_of(make_results([dataclasses.replace(make_record(typed), spec=canonical)])).rows
+    assert isinstance(row[0], Cell)
+    assert row[0].note == "switch(200, gradient-average(all-reduce(ring)), model-average(gossip(ring)))"
+
+
 def test_what_is_missing_is_a_dash() -> None:
     (row,) = table_of(make_results([make_empty()])).rows
     assert texts(row) == ["empty", "4", *["–"] * 10]

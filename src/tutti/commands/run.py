@@ -136,7 +136,9 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 def _add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     results = parser.add_argument_group("the results")
     results.add_argument("--out", type=Path, metavar="DIR", help="where records and picture go (default: runs/DATE)")
-    results.add_argument("--resume", action="store_true", help="keep the finished runs that are in --out already")
+    results.add_argument(
+        "--resume", action="store_true", help="keep finished runs of --out if made under the same conditions"
+    )
     results.add_argument("--json", metavar="FILE", help="write the results as JSON; - is standard output")
     results.add_argument("--csv", metavar="FILE", help="write the results as CSV, for other programs; - likewise")
     results.add_argument("--tensorboard", type=Path, metavar="DIR", help="write every run for TensorBoard")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from tutti.lab.record import Record
@@ -29,17 +28,6 @@ def make_labels(records: list[Record], length: int) -> list[str]:
     if _repeated(labels):
         labels = [f"{shorten(label, length - 3)} #{i}" for i, label in enumerate(labels, start=1)]
     return labels
-
-
-def spell(record: Record) -> str:
-    """The full spec, with what was typed also where that is the default."""
-    from tutti.algorithms.base import Algorithm  # records are read without torch
-    from tutti.spec import parse
-
-    with suppress(ValueError):  # a name that is no spec
-        typed = parse(record.name, Algorithm)
-        return typed.spell() if str(typed) == record.spec else record.spec
-    return record.spec
 
 
 def describe_choices(records: list[Record], labels: list[str]) -> list[str]:

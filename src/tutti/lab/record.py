@@ -46,6 +46,7 @@ class Record:
     wall_seconds: float  # from starting the workers to their end
     command: str
     measurements: list[dict[str, Any]]  # one per worker, see stopwatch.Measurements
+    spelled: str = ""  # the spec with what was typed, also where that is the default; empty in older records
 
     # --- figures -----------------------------------------------------------------------------------------------------
 

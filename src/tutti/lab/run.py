@@ -154,6 +154,7 @@ def run_once(
         wall_seconds=clock.now() - started,
         command=describe_command(),
         measurements=measurements,
+        spelled=entry.algorithm.spell(),
     )
 
 

@@ -66,10 +66,12 @@ def test_a_spec_stands_under_a_name_that_does_not_say_it() -> None:
 
 
 def test_what_was_typed_stands_under_a_name_that_means_more() -> None:
-    typed, canonical = "switch(200, ddp, d-psgd)", "switch(200, other=model-average(gossip(ring)))"
-    (row,) = table_of(make_results([dataclasses.replace(make_record(typed), spec=canonical)])).rows
-    assert isinstance(row[0], Cell)
-    assert row[0].note == "switch(200, gradient-average(all-reduce(ring)), model-average(gossip(ring)))"
+    typed, short = "switch(200, ddp, d-psgd)", "switch(200, other=model-average(gossip(ring)))"
+    spelled = "switch(200, gradient-average(all-reduce(ring)), model-average(gossip(ring)))"
+    for each, note in ((spelled, spelled), (typed, ""), ("", short)):
+        (row,) = table_of(make_results([dataclasses.replace(make_record(typed), spec=short, spelled=each)])).rows
+        assert isinstance(row[0], Cell)
+        assert row[0].note == note
 
 
 def test_what_is_missing_is_a_dash() -> None:

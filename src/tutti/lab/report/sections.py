@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tutti.lab.figures import Figures, find_baseline, name_baseline, read_figures, say_own_clocks
-from tutti.lab.labels import make_labels, spell
+from tutti.lab.labels import make_labels
 from tutti.lab.record import Record
 from tutti.lab.report.charts import make_accuracy_chart, make_loss_chart, make_step_chart
 from tutti.lab.report.facts import make_facts
@@ -65,7 +65,7 @@ def _size_sent(each: Figures, nbytes: float) -> tuple[float, str]:
 
 def _name(record: Record, label: str) -> Cell:
     """With its spec under it where the name does not say it."""
-    spec = spell(record)
+    spec = record.spelled or record.spec
     return Cell(label, note="" if record.name in (spec, record.spec) else spec)
 
 

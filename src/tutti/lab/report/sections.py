@@ -48,7 +48,6 @@ def make_results(records: list[Record]) -> Section:
         (f"compute\n{unit}", lambda f: _fixed(f.compute / scale, decimals)),
         (f"hidden\n{unit}", lambda f: _fixed(f.hidden / scale, decimals)),
         (f"exposed\n{unit}", lambda f: _fixed(f.exposed / scale, decimals)),
-        (f"median step\n{unit}", lambda f: _fixed(f.median / scale, decimals)),
     ]
     rows = [
         [_name(record, each.label), *(_cell(read(each)) for _, read in columns)]
@@ -83,7 +82,7 @@ def _explain_sources(figures: list[Figures]) -> str:
     older = f"; {said}" if (said := say_own_clocks(figures)) else ""
     sent = f" Bytes sent are one worker's, the mean of all: {'; '.join(means)}." if means else ""
     return (
-        f"Step: {TIMES}; the median step leaves them out{older}. Compute and exposed add up to the step, as the mean "
+        f"Step: {TIMES}{older}. Compute and exposed add up to the step, as the mean "
         f"over all workers; hidden communication ran beside computing, exposed was waited for.{sent}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,19 @@ class Stripes(Task):
 
 def make_task() -> Task:
     return Stripes()
+
+
+@dataclass
+class SlowStripes(Stripes):
+    """The same on a worker that takes its time for every batch to train on."""
+
+    def augment(self, inputs: Tensor, chances: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return super().augment(inputs, chances)
+
+
+def make_slow_task() -> Task:
+    return SlowStripes()
 
 
 def make_something_else() -> str:

@@ -545,3 +545,29 @@ def test_reading_names_needs_no_torch(module: str) -> None:
 def test_listing_an_axis_needs_no_torch() -> None:
     program = "import sys; from tutti.spec import names; names('algorithms'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# --- what was typed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "short", "spelled"),
+    [
+        (
+            "switch(200, ddp, d-psgd)",
+            "switch(200, other=model-average(gossip(ring)))",
+            "switch(200, gradient-average(all-reduce(ring)), model-average(gossip(ring)))",
+        ),
+        (
+            "gradient-average(corrupt(all-reduce(star, median), by=sign-flip))",
+            "gradient-average(corrupt(all-reduce(star, median)))",
+            "gradient-average(corrupt(all-reduce(star, median), by=sign-flip))",
+        ),
+        ("ddp", "gradient-average(all-reduce(ring))", "gradient-average(all-reduce(ring))"),
+    ],
+)
+def test_what_was_typed_is_spelled_also_where_it_is_the_default(text: str, short: str, spelled: str) -> None:
+    algorithm = parse(text, Algorithm)
+    assert (str(algorithm), algorithm.spell()) == (short, spelled)
+    assert parse(spelled, Algorithm) == parse(short, Algorithm) == algorithm
+    assert str(parse(spelled, Algorithm)) == short

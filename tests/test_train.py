@@ -55,7 +55,9 @@ def test_measurements_add_up() -> None:
     for row in rows:
         assert len(row["seconds"]) == len(row["exposed"]) == len(row["hidden"]) == len(row["samples"]) == 6
         assert all(0 <= exposed <= total for exposed, total in zip(row["exposed"], row["seconds"], strict=True))
-        assert row["evaluations"][-1]["seconds"] == pytest.approx(sum(row["seconds"]))
+        assert sum(row["seconds"]) <= row["ends"][-1] == row["evaluations"][-1]["enter"]
+        assert row["evaluations"][-1]["enter"] < row["evaluations"][-1]["leave"]
+        assert row["ends"] == sorted(row["ends"])
         assert row["parameters"] == 61706
         # one bucket: 61,706 gradients and 44 elements between them, 10 flags, a weight; each worker sends that once
         assert row["bytes_per_step"] == 4 * (61706 + 44 + 10 + 1)

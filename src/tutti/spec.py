@@ -16,7 +16,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast
 
@@ -146,13 +146,22 @@ class Member:
             yield from each.walk()
 
     def __str__(self) -> str:
+        """The shortest text that means this: the same for all that are equal."""
+        return self._write(frozenset(), str)
+
+    def spell(self) -> str:
+        """The same with what was typed, also where that is the default, and with presets in full."""
+        return self._write(vars(self).get("_typed", frozenset()), Member.spell)
+
+    def _write(self, typed: frozenset[str], write: Callable[[Member], str]) -> str:
         texts = []
         positional = True
         for index, field in enumerate(fields_of(type(self))):
             value = getattr(self, field.name)
-            shown = value != _default(field) or (index == 0 and isinstance(value, Member))
+            shown = value != _default(field) or (index == 0 and isinstance(value, Member)) or field.name in typed
             if shown:
-                text = format_value(value, hints_of(type(self))[field.name])
+                is_member = isinstance(value, Member)
+                text = write(value) if is_member else format_value(value, hints_of(type(self))[field.name])
                 positional = positional and (index == 0 or isinstance(value, Member))
                 texts.append(text if positional else f"{field.name.replace('_', '-')}={text}")
             positional = positional and shown
@@ -250,9 +259,11 @@ class _Builder:
         try:
             if preset is not None:
                 start = parse(preset, base)
-                return dataclasses.replace(start, **self.arguments(node, type(start), preset=True))
+                given = self.arguments(node, type(start), preset=True)
+                return _typed(dataclasses.replace(start, **given), vars(start)["_typed"] | given.keys())
             cls = member(base, node.word)
-            return cls(**self.arguments(node, cls))
+            given = self.arguments(node, cls)
+            return _typed(cls(**given), given.keys())
         except SpecError:
             raise
         except ValueError as error:
@@ -298,6 +309,12 @@ class _Builder:
         """What to write for the member of another axis that is called as this preset is."""
         found = _find_elsewhere(node.word, cls.axis, self.text[node.start : node.whole])
         return f"; for the {found[0]}, write {found[1]}" if found else ""
+
+
+def _typed(made: M, fields: Iterable[str]) -> M:
+    """Remembers which fields were given, for `spell`; no part of what the member is."""
+    vars(made)["_typed"] = frozenset(fields)
+    return made
 
 
 # Where a name of one axis is written in place of another's: how it is put there.

@@ -62,7 +62,7 @@ def test_the_least_time_of_all_workers_wins_everywhere(cache: Path, monkeypatch:
     monkeypatch.setattr(auto, "SIZES", (1024, 4096))
     assert on_tcp(3, prepare) == [["butterfly", "butterfly", "ring", "ring"]] * 3
     [(place, table)] = json.loads(cache.read_text()).items()
-    assert table == {"1024": "butterfly", "4096": "ring", "1048576": "ring"}
+    assert table == {"1024": "butterfly", "4096": "ring"}
     assert place.startswith("tcp: 3 on ")
 
 
@@ -109,6 +109,32 @@ def test_measuring_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None
         return len(route._routes), str(route.choose(2**25))
 
     assert on_tcp(2, work) == [(2, "ring")] * 2
+
+
+def test_a_measurement_that_was_cut_off_goes_on_in_the_next_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured again replaces what was known, what there is no time for stays, and all known is complete."""
+    answers = iter(["star", "star", "direct", "direct", "butterfly"])
+
+    monkeypatch.setattr(auto, "_time", lambda *_: ({next(answers): 1.0}, 1.0))
+    monkeypatch.setattr(auto, "SIZES", (1024, 4096, 16384))
+    monkeypatch.setattr(auto, "_EACH", 1.0)
+
+    def prepare_within(seconds: float) -> dict[str, str]:
+        monkeypatch.setattr(auto, "_SECONDS", seconds)
+        on_tcp(1, lambda comm: auto._measure(comm, "here", auto._recall(comm, "here")[0]))
+        return dict(json.loads(cache.read_text())["here"])
+
+    assert prepare_within(1.5) == {"incomplete": "measured again by the next run", "1024": "star", "4096": "star"}
+    assert prepare_within(0.5) == {"incomplete": "measured again by the next run", "1024": "direct", "4096": "star"}
+    monkeypatch.setattr(auto, "SIZES", (1024, 4096))
+    assert prepare_within(0.5) == {"1024": "direct", "4096": "star"}
+    assert on_tcp(1, lambda comm: auto._recall(comm, "here")) == [({1024: "direct", 4096: "star"}, True)]
+
+
+def test_an_older_table_that_was_cut_off_is_not_believed(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text(json.dumps({"here": {"1024": "butterfly", "1048576": "ring"}}))
+    assert on_tcp(2, lambda comm: auto._recall(comm, "here")) == [({}, False)] * 2
 
 
 def test_a_moment_in_which_the_machine_stood_still_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,23 @@ def test_what_lies_in_the_folder_already_is_told_of(tmp_path: Path, capsys: pyte
     assert f"{tmp_path} holds a record of earlier runs; those of the same names are replaced" in capsys.readouterr().err
     assert main(["run", "ring", *QUICK, "--out", str(tmp_path), "--resume"]) == 0
     assert "earlier runs" not in capsys.readouterr().err
+
+
+def test_what_was_made_with_another_torch_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "ring", "d-psgd", *[word for word in QUICK if word != "--quiet"], "--out", str(tmp_path)]
+    assert main(words) == 0
+    path = tmp_path / "01-ring.json"
+    made = Record.load(path)
+    replace(made, versions={**made.versions, "torch": "2.12.0"}).save(path)
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert "01-ring.json is of torch 2.12.0: run again" in said
+    assert "02-d-psgd" not in said
+    assert said.count("kept") == 1
+    assert Record.load(path).versions == made.versions
+    assert main([*words, "--resume", "--deadline", "30s"]) == 0
+    assert "02-d-psgd.json is of another deadline (60 s): run again" in capsys.readouterr().err
 
 
 # --- the mean model --------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from sample_records import make_record
 from tutti.errors import RunFailed, UserError
 from tutti.lab import experiment
 from tutti.lab.experiment import Job, Results, run_jobs
-from tutti.lab.record import Record
-from tutti.lab.run import Entry, finished
+from tutti.lab.record import Record, describe_versions
+from tutti.lab.run import Entry, describe_launch, finished
 from tutti.launch import LaunchOptions
 from tutti.networks.base import Fabric, Network
 from tutti.spec import parse
@@ -46,6 +46,9 @@ class Laboratory:
 
     def failed(self, message: str) -> None: ...
 
+    def note(self, message: str) -> None:
+        self.log.append(message)
+
     def done(self, record: Record) -> None:
         self.log.append(f"done {record.name}")
 
@@ -57,12 +60,10 @@ class Laboratory:
         workers = entry.launch_options(options).workers
         self.clock.sleep((plan.steps or 0) * plan.global_batch / workers / 64)
         record = make_record(entry.name, workers=workers)
-        launch = {
-            "network": options.fabric.description or {"asked": "loopback"},
-            "threads": options.threads,
-            "engine": options.engine,
-        }
+        network = options.fabric.description or {"asked": "loopback"}
+        launch = {**describe_launch(entry.launch_options(options)), "network": network}
         changed = {"spec": str(entry.algorithm), "plan": dataclasses.asdict(plan), "launch": launch}
+        changed["versions"] = describe_versions()
         return dataclasses.replace(record, **changed)
 
     def parse(self, text: str, base: type[Any]) -> Any:
@@ -211,6 +212,45 @@ def test_what_has_changed_runs_again(lab: Laboratory, tmp_path: Path, fields: di
     (record,) = run_jobs([job], 1, tmp_path, lab).all()
     assert lab.runs == [job.name]
     assert record == Record.load(tmp_path / ("b-1.json" if job.name == "b" else "a-1-other-2.json"))
+
+
+@pytest.mark.parametrize(
+    ("launch", "versions", "said"),
+    [
+        ({}, {"torch": "2.12.0"}, "is of torch 2.12.0"),
+        ({}, {"tutti": "0.0.9"}, "is of tutti 0.0.9"),
+        ({"wire": "torch"}, {}, "is of another wire (torch)"),
+        ({"timeout": 5.0}, {}, "is of another deadline (5 s)"),
+        ({"threads": 99}, {}, "is of another number of threads (99)"),
+        ({"tls": True}, {}, "is with TLS"),
+        ({"wire": None}, {}, "does not say its wire"),
+        ({}, {"python": None}, "does not say its version of python"),
+    ],
+)
+def test_what_was_made_under_other_conditions_runs_again_and_says_why(
+    lab: Laboratory, tmp_path: Path, launch: dict[str, Any], versions: dict[str, Any], said: str
+) -> None:
+    (record,) = run_jobs(make_jobs("a"), 1, tmp_path, lab).all()
+    old = {"launch": {**record.launch, **launch}, "versions": {**record.versions, **versions}}
+    old = {key: {k: v for k, v in each.items() if v is not None} for key, each in old.items()}
+    dataclasses.replace(record, **old).save(tmp_path / "a-1.json")
+    lab.log.clear()
+    run_jobs(make_jobs("a"), 1, tmp_path, lab)
+    assert lab.runs == ["a"]
+    assert f"a-1.json {said}: run again" in lab.log
+    assert Record.load(tmp_path / "a-1.json") == record, "in the place of the other"
+    lab.log.clear()
+    run_jobs(make_jobs("a"), 1, tmp_path, lab)
+    assert lab.log == ["done a"]
+
+
+def test_a_record_that_says_nothing_of_tls_and_nodes_had_neither(lab: Laboratory, tmp_path: Path) -> None:
+    (record,) = run_jobs(make_jobs("a"), 1, tmp_path, lab).all()
+    launch = {key: value for key, value in record.launch.items() if key not in ("tls", "nodes")}
+    dataclasses.replace(record, launch=launch).save(tmp_path / "a-1.json")
+    lab.log.clear()
+    run_jobs(make_jobs("a"), 1, tmp_path, lab)
+    assert lab.log == ["done a"]
 
 
 def test_what_was_made_with_other_options_is_there_afterwards(lab: Laboratory, tmp_path: Path) -> None:
@@ -401,7 +441,7 @@ def test_what_cannot_work_is_refused_before_the_first_run(
 def test_on_loopback_every_worker_computes_with_one_thread(lab: Laboratory, tmp_path: Path) -> None:
     results = run_jobs([*make_jobs("a", network="loopback"), *make_jobs("b")], 1, tmp_path, lab)
     assert results["a"][0].launch["threads"] == 1
-    assert results["b"][0].launch["threads"] == 0  # the fabric says it
+    assert results["b"][0].launch["threads"] == LaunchOptions(2).threads_each()  # the fabric says it, or the machine
 
 
 # --- the time that is left --------------------------------------------------------------------------------------------

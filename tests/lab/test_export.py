@@ -58,10 +58,13 @@ def test_what_is_missing_is_none() -> None:
             "accuracy",
             "loss",
             "step_seconds",
+            "median_step_seconds",
+            "train_seconds",
             "samples_per_second_mean",
             "samples_per_second_std",
         ),
-        *("bytes_per_step", "bytes_source", "anatomy_compute", "anatomy_hidden", "anatomy_exposed"),
+        *("bytes_per_step", "busiest_bytes_per_step", "bytes_source", "payload_bytes_per_step"),
+        *("anatomy_compute", "anatomy_hidden", "anatomy_exposed"),
     ]
     assert flatten(make_record(loss=math.nan))["loss"] is None
 

@@ -176,7 +176,8 @@ def test_different_work_is_not_compared() -> None:
     [
         ((0.969, 0.972), "accuracy 96.9 % to 97.2 %."),
         ((0.97, 0.82), "accuracy from 82.0 % (b) to 97.0 % (a)."),
-        ((0.1, 0.12), "accuracy 12.0 % at most."),
+        ((0.1, 0.12), "accuracy from 10.0 % (a) to 12.0 % (b)."),
+        ((0.115, 0.12), "accuracy 12.0 % at most."),
     ],
 )
 def test_accuracies(accuracies: tuple[float, float], clause: str) -> None:
@@ -195,3 +196,34 @@ def test_without_figures() -> None:
     assert finding([]) == finding([make_empty()]) == "No run was measured."
     assert finding([make_record(accuracies=())]).endswith("; no accuracy is known.")
     assert finding([make_empty(), make_record()]) == finding([make_record()])
+
+
+# --- speed and accuracy ----------------------------------------------------------------------------------------------
+
+
+def test_where_accuracies_differ_every_speed_stands_with_its_accuracy() -> None:
+    """The fastest has learnt least, and is not the first where all get."""
+    fast = make_record("fast", step=0.010, accuracies=(0.1, 0.15, 0.2))
+    slow = make_record("slow", step=0.013, accuracies=(0.25, 0.28, 0.31))
+    text = finding([fast, slow])
+    assert "fast has the fastest step (10.0 ms, 20.0 % accuracy), 1.30 times as fast as slow (13.0 ms" in text
+    assert "of it computing, 31.0 % accuracy);" in text
+    assert "20.0 % accuracy, which both reach, is first reached by slow after 169 ms of training" in text
+    assert "last by fast after 410 ms;" in text
+    assert text.endswith("accuracy from 20.0 % (fast) to 31.0 % (slow).")
+
+
+def test_where_accuracies_are_the_same_they_stand_once() -> None:
+    text = finding([make_record("a"), make_record("b", step=0.02)])
+    assert text.count("accuracy") == 1
+
+
+def test_the_busiest_worker_stands_beside_the_mean() -> None:
+    even, uneven = make_record("ring"), make_record("star")
+    for rank, measurement in enumerate(uneven.measurements):
+        measurement["bytes_per_step"] = 3 * 2**20 if rank == 0 else 2**20
+    assert "busiest" not in "\n".join(show([even]))
+    text = "\n".join(show([even, uneven]))
+    assert "mean / busiest" in text
+    assert "1.50 MiB / 3.00 MiB" in text
+    assert "362 KiB /" not in text

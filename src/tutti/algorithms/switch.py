@@ -128,7 +128,7 @@ class Switch(Algorithm):
     def expect(self, steps: int) -> None:
         if isinstance(self.at, int) and self.at >= steps:
             raise UserError(
-                f"'{self}' would never switch: the run ends with step {steps}; switch before, or train longer"
+                f"'{self.spell()}' would never switch: the run ends with step {steps}; switch before, or train longer"
             )
         for each in (self.one, self.other):
             each.expect(steps)

@@ -4,7 +4,8 @@
 
 `prepare` times the candidates on the wire itself, from 1 KiB to 16 MiB or until four seconds are over, and keeps the
 fastest for every length; longer buffers take the route of the longest that was tried, or the ring where that was a
-short one. Candidates take turns; those that
+short one. What was measured when the time was over is kept as incomplete: the next run measures again, and what it has
+no time for stays as it was, until every length has been measured. Candidates take turns; those that
 turn out slow leave, and the time goes to those that are hard to tell apart. All workers keep the same one, that with
 the least time, the median of the slowest worker's. The choice is kept in the cache per machines, worker count
 and wire (~/.cache/tutti/routes.json; remove it to measure again), but not for emulated hosts, whose links are new every
@@ -19,6 +20,7 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,8 @@ _UNTRIED = "ring"  # for long buffers, without a measurement
 _SHORT = 2**15  # bytes; what counts as short without a measurement
 _LONG = 2**20  # bytes; from here on what has left is not tried again, and what holds for less says nothing
 
+_INCOMPLETE = "incomplete"  # stands in the cache beside the lengths of a table that lacks some
+
 Table = dict[int, str]  # length of the buffer -> route
 
 
@@ -50,7 +54,10 @@ class Auto(Collective):
         place = _describe(comm)
         if comm.wire == "threads" or comm.size == 1 or place == self._measured_on:
             return
-        table = _recall(comm, place) or _measure(comm, place)
+        known, complete = _recall(comm, place)
+        table = known if complete else _measure(comm, place, known)
+        if max(table) < _LONG:
+            table[_LONG] = _UNTRIED  # what is best for short ones may be the worst for these
         self._routes = [(nbytes, parse(name, Collective)) for nbytes, name in sorted(table.items())]
         self._measured_on = place
         self._chosen.clear()
@@ -86,8 +93,8 @@ class Auto(Collective):
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _measure(comm: Comm, place: str) -> Table:
-    """The fastest candidate for every length there is time for; the same on all workers."""
+def _measure(comm: Comm, place: str, known: Table) -> Table:
+    """The fastest candidate for every length there is time for, the known one for others; the same on all workers."""
     routes = {name: parse(name, Collective) for name in CANDIDATES}
     for route in routes.values():
         route.prepare(comm)
@@ -101,8 +108,7 @@ def _measure(comm: Comm, place: str) -> Table:
         left -= took
         if left < max(0.0, 4 * took - 6 * _EACH):  # what fills its time now takes four times as long at the next
             break
-    if nbytes < _LONG:
-        table[_LONG] = _UNTRIED  # what is best for short ones may be the worst for these
+    table = {**known, **table}
     _remember(comm, place, table)
     return table
 
@@ -159,24 +165,30 @@ def _file() -> Path:
     return find_cache() / "routes.json"
 
 
-def _recall(comm: Comm, place: str) -> Table:
-    """What worker 0 has in its cache."""
+def _recall(comm: Comm, place: str) -> tuple[Table, bool]:
+    """What worker 0 has in its cache, and whether every length was measured. A table that lacks some and does not say
+    so is of an older version, which put in a route that it had not measured: nothing of it is kept."""
     text = b""
     if comm.rank == 0 and not comm.interface:
         text = json.dumps(_read().get(place, {})).encode()
     found = json.loads(comm.gather_bytes(text, tag="control/auto")[0] or b"{}")
-    return {int(nbytes): name for nbytes, name in found.items() if name in CANDIDATES}
+    table = {int(nbytes): name for nbytes, name in found.items() if name in CANDIDATES}
+    complete = set(SIZES) <= table.keys()
+    return table if complete or _INCOMPLETE in found else {}, complete
 
 
 def _remember(comm: Comm, place: str, table: Table) -> None:
     """In worker 0's cache, where it can be written."""
     if comm.rank != 0 or comm.interface:
         return
+    marked: dict[Any, str] = {**table}
+    if not set(SIZES) <= table.keys():
+        marked = {_INCOMPLETE: "measured again by the next run", **table}
     path = _file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({**_read(), place: table}, indent=2))
+        draft.write_text(json.dumps({**_read(), place: marked}, indent=2))
         draft.rename(path)
 
 

@@ -142,7 +142,9 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 def _add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     results = parser.add_argument_group("the results")
     results.add_argument("--out", type=Path, metavar="DIR", help="where records and picture go (default: runs/DATE)")
-    results.add_argument("--resume", action="store_true", help="keep the finished runs that are in --out already")
+    results.add_argument(
+        "--resume", action="store_true", help="keep finished runs of --out if made under the same conditions"
+    )
     results.add_argument("--json", metavar="FILE", help="write the results as JSON; - is standard output")
     results.add_argument("--csv", metavar="FILE", help="write the results as CSV, for other programs; - likewise")
     results.add_argument("--tensorboard", type=Path, metavar="DIR", help="write every run for TensorBoard")
@@ -346,6 +348,8 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from tutti.lab.export import write_csv, write_tensorboard
+    from tutti.lab.labels import make_labels
+    from tutti.lab.limits import describe_limits
     from tutti.lab.picture import draw
     from tutti.lab.report.page import write_report
     from tutti.lab.table import describe_own_models, finding, make_table
@@ -358,7 +362,7 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     files = {"picture": out / "compare.png", "report": out / "report.html", "records": out}
     files |= {"model": args.save} if args.save else {}
     console.print("\n".join(f"{what}: {path}" for what, path in files.items()), highlight=False, soft_wrap=True)
-    for said in describe_own_models(records):
+    for said in [*describe_own_models(records), *describe_limits(records, make_labels(records, 60))]:
         console.print(said, highlight=False, markup=False, soft_wrap=not stream.isatty())
     console.print(finding(records))
     if args.json is not None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tutti.clock import Clock
 from tutti.lab.record import Record
-from tutti.lab.run import Audience, Entry, check_all, finished, run_once
+from tutti.lab.run import Audience, Entry, check_all, find_difference, finished, run_once
 from tutti.lab.units import format_seconds
 from tutti.launch import LaunchOptions, WorkerFunction
 from tutti.networks.base import Fabric, Network
@@ -126,7 +126,8 @@ class _Round:
 
     def __init__(self, jobs: list[Job], repeats: int, out: Path, fresh: bool) -> None:
         self._jobs, self._repeats, turns = jobs, repeats, _plan_turns(jobs, repeats, out)
-        self._turns = [(job, *_find_place(job, path, fresh)) for job, path in turns]
+        self._notes: list[str] = []  # why what was run before is run again
+        self._turns = [(job, *self._find_place(job, path, fresh)) for job, path in turns]
         for job in {job.name: job for job, _, kept in self._turns if kept is None}.values():
             options = LaunchOptions(job.workers, job.engine)
             check_all([Entry.read(job.spec)], job.plan, options, parse(job.network, Network))
@@ -134,8 +135,21 @@ class _Round:
             for _, path, _ in self._turns:
                 path.unlink(missing_ok=True)
 
+    def _find_place(self, job: Job, path: Path, fresh: bool) -> tuple[Path, Record | None]:
+        """Where the record is or goes, and what is kept: a record of the same job made under the same conditions."""
+        place, record = _find_place(job, path)
+        if record is None or fresh:
+            return place, None
+        options = _options(job, parse(job.network, Network).outline(job.workers))
+        differs = find_difference(record, Entry.read(job.spec).launch_options(options))
+        if differs:
+            self._notes.append(f"{place.name} {differs}: run again")
+        return place, None if differs else record
+
     def run(self, audience: Audience, progress: _Progress, ahead: list[Job]) -> Results:
         records: dict[str, list[Record]] = {job.name: [] for job in self._jobs}
+        for note in self._notes:
+            audience.note(note)
         costs = [job.cost if kept is None else 0.0 for job, _, kept in self._turns]
         later = self._repeats * sum(job.cost for job in ahead)
         count = progress.done + len(self._turns) + self._repeats * len(ahead)
@@ -161,15 +175,15 @@ def _plan_turns(jobs: list[Job], repeats: int, out: Path) -> list[tuple[Job, Pat
     return [(job, out / f"{job.name}-{number}.json") for number, each in enumerate(rounds, start=1) for job in each]
 
 
-def _find_place(job: Job, path: Path, fresh: bool) -> tuple[Path, Record | None]:
-    """Where the record is or goes, and what is kept. One of the same name that is another job's, such as that of the
-    same study with other options, stays where it is."""
+def _find_place(job: Job, path: Path) -> tuple[Path, Record | None]:
+    """Where the record is or goes, and the record of this job that is there. One of the same name that is another
+    job's, such as that of the same study with other options, stays where it is."""
     places = (path if number == 1 else path.with_stem(f"{path.stem}-other-{number}") for number in itertools.count(1))
     for place in places:
         record = _find_kept(job, place)
         if record is not None or not place.exists():
             break
-    return place, None if fresh else record
+    return place, record
 
 
 def _find_kept(job: Job, path: Path) -> Record | None:
@@ -181,14 +195,17 @@ def _find_kept(job: Job, path: Path) -> Record | None:
 
 
 def _run(job: Job, fabrics: _Fabrics, audience: Audience) -> Record:
-    options = LaunchOptions(job.workers, job.engine, preload=find_task(job.plan.task).modules)
-    options = dataclasses.replace(options, fabric=fabrics.get(job.network))
-    if job.network == "loopback":
-        options = dataclasses.replace(options, threads=1)
     entry = Entry.read(job.spec, job.name)
-    record = run_once(entry, job.plan, options, audience.event, job.function, job.args)
+    record = run_once(entry, job.plan, _options(job, fabrics.get(job.network)), audience.event, job.function, job.args)
     assert record is not None, "an experiment starts its own workers"
     return dataclasses.replace(record, launch={**record.launch, "program": job.program}) if job.program else record
+
+
+def _options(job: Job, fabric: Fabric) -> LaunchOptions:
+    """On one machine a worker computes with one thread, so that runs with few workers have no more than others."""
+    threads = 1 if job.network == "loopback" else 0
+    modules = find_task(job.plan.task).modules
+    return LaunchOptions(job.workers, job.engine, preload=modules, threads=threads, fabric=fabric)
 
 
 class _Fabrics:

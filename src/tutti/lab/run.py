@@ -21,6 +21,15 @@ from tutti.spec import parse
 from tutti.train import Plan, find_device, train
 
 _LOOPBACK: Final = {"asked": "loopback"}
+_CONDITIONS: Final = {
+    "engine": "engine",
+    "wire": "wire",
+    "tls": "encryption",
+    "nodes": "number of nodes",
+    "timeout": "deadline",
+    "threads": "number of threads",
+}
+_PACKAGES: Final = ("tutti", "torch", "python")
 _USUAL: Final = dataclasses.asdict(Plan())  # of fields that older records do not have
 
 
@@ -31,6 +40,7 @@ class Audience(Protocol):
     def event(self, event: dict[str, object]) -> None: ...
     def done(self, record: Record) -> None: ...
     def failed(self, message: str) -> None: ...
+    def note(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -105,9 +115,9 @@ def run_entries(
         if entry.algorithm.one_worker and options.node_rank > 0:
             continue  # the first node has the one worker
         own = entry.adapt(plan)
-        record = _find_kept(entry, own, options, out) if resume else None
+        record = _find_kept(entry, own, options, out, audience) if resume else None
         if record is None:
-            audience.start(entry.name, str(entry.algorithm), index, len(entries))
+            audience.start(entry.name, entry.algorithm.spell(), index, len(entries))
             record = run_once(entry, own, options, audience.event, args=args)
             if record is None:
                 continue  # another node or rank has worker 0
@@ -137,34 +147,36 @@ def run_once(
         spec=str(entry.algorithm),
         workers=options.workers,
         plan=dataclasses.asdict(plan),
-        launch={
-            "engine": options.engine,
-            "wire": options.wire_used,
-            "tls": options.wire.tls is not None,
-            "nodes": options.nodes,
-            "timeout": options.wire.timeout,
-            "threads": options.threads_each(),
-            "network": options.fabric.description or _LOOPBACK,
-        },
+        launch={**describe_launch(options), "network": options.fabric.description or _LOOPBACK},
         versions=describe_versions(),
         machine=describe_machine(),
         begun=begun.isoformat(timespec="seconds"),
         wall_seconds=clock.now() - started,
         command=describe_command(),
         measurements=measurements,
+        spelled=entry.algorithm.spell(),
     )
 
 
-def _find_kept(entry: Entry, plan: Plan, options: LaunchOptions, out: Path) -> Record | None:
-    """The record of the same run that lies in the folder already, whatever its number there."""
+def _find_kept(entry: Entry, plan: Plan, options: LaunchOptions, out: Path, audience: Audience) -> Record | None:
+    """The record of the same run that lies in the folder already, whatever its number there. Where those of the same
+    run were made under other conditions, the audience is told why it is run again."""
     network = (options.fabric.description or _LOOPBACK)["asked"]
-    workers, spec = entry.launch_options(options).workers, str(entry.algorithm)
-    found = (finished(path, spec, plan, workers, network) for path in sorted(out.glob(f"*-{entry.label}.json")))
-    return next((record for record in found if record is not None), None)
+    options, spec = entry.launch_options(options), str(entry.algorithm)
+    reasons = []
+    for path in sorted(out.glob(f"*-{entry.label}.json")):
+        record = finished(path, spec, plan, options.workers, network)
+        differs = find_difference(record, options) if record else ""
+        if record and not differs:
+            return record
+        reasons += [f"{path.name} {differs}: run again"] if differs else []
+    for reason in reasons:
+        audience.note(reason)
+    return None
 
 
 def finished(path: Path, spec: str, plan: Plan, workers: int, network: str) -> Record | None:
-    """The record of the same run made earlier, if there is one."""
+    """The record of the same run made earlier, under whatever conditions, if there is one."""
     if not path.exists():
         return None
     record = Record.load(path)
@@ -176,3 +188,43 @@ def finished(path: Path, spec: str, plan: Plan, workers: int, network: str) -> R
         and parse(asked, Network) == parse(network, Network)
     )
     return record if same else None
+
+
+def find_difference(record: Record, options: LaunchOptions) -> str:
+    """What of the conditions is not as it would be now, as "is of torch 2.12"; empty where nothing differs.
+
+    A record that does not say (an older one) counts as different, except that before records said so there was one
+    node and no TLS.
+    """
+    launch = {"tls": False, "nodes": 1, **record.launch}
+    for key, value in describe_launch(options).items():
+        if key not in launch:
+            return f"does not say its {_CONDITIONS[key]}"
+        if launch[key] != value:
+            return _say_difference(key, launch[key])
+    versions = describe_versions()
+    for package in _PACKAGES:
+        if package not in record.versions:
+            return f"does not say its version of {package}"
+        if record.versions[package] != versions[package]:
+            return f"is of {package} {record.versions[package]}"
+    return ""
+
+
+def _say_difference(key: str, was: Any) -> str:
+    if key == "tls":
+        return "is with TLS" if was else "is without TLS"
+    value = f"{was:g} s" if key == "timeout" else str(was)
+    return f"is of another {_CONDITIONS[key]} ({value})"
+
+
+def describe_launch(options: LaunchOptions) -> dict[str, Any]:
+    """What of the launch a record keeps beside the network, and a later run compares."""
+    return {
+        "engine": options.engine,
+        "wire": options.wire_used,
+        "tls": options.wire.tls is not None,
+        "nodes": options.nodes,
+        "timeout": options.wire.timeout,
+        "threads": options.threads_each(),
+    }

@@ -95,6 +95,10 @@ class Screen:
         if running is not None:
             self._print_end(running, f"failed: {message}", good=False)
 
+    def note(self, message: str) -> None:
+        """A line about a run, such as why it is made again."""
+        self._print(Text(message))
+
     def view(self) -> RenderableType:
         """What is shown of the run under way."""
         with self._lock:

@@ -47,6 +47,10 @@ class Network(Member):
     def enter(self) -> None:
         """Move this process to where the network can be made; before it has a second thread."""
 
+    def outline(self, workers: int) -> Fabric:
+        """What `open` will give, as far as it can be known before."""
+        return Fabric()
+
     @abstractmethod
     def open(self, workers: int) -> AbstractContextManager[Fabric]:
         """Set it up, measure it, and take it down at the end."""

@@ -77,6 +77,10 @@ class Hosts(Network):
     def cpu_of(self, host: int, hosts: int) -> float | None:
         return self.slow_cpu if self.slow_cpu is not None and host == hosts - 1 else self.cpu
 
+    def outline(self, workers: int) -> Fabric:
+        threads = math.ceil(self.cpu) if self.cpu is not None else 0
+        return Fabric((HostDoor("eth0", True),) * workers, threads=threads)
+
     @contextmanager
     def open(self, workers: int) -> Iterator[Fabric]:
         from tutti.hosts.links import Wiring
@@ -96,8 +100,7 @@ class Hosts(Network):
             doors = tuple(
                 HostDoor("eth0", True, host.path, quota) for host, quota in zip(wiring.hosts, quotas, strict=True)
             )
-            threads = math.ceil(self.cpu) if self.cpu is not None else 0
-            fabric = Fabric(doors, wiring.address, threads)
+            fabric = Fabric(doors, wiring.address, self.outline(workers).threads)
             measured = measure(wiring, [self.cpu_of(i, workers) for i in range(workers)], quotas)
             yield replace(fabric, description={"asked": str(self), **measured})
 

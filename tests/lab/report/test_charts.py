@@ -47,8 +47,8 @@ def test_every_record_has_its_line_and_its_key() -> None:
 
 def test_without_any_bytes_there_is_no_panel_for_them() -> None:
     old = make_record()
-    for entry in old.evaluations:
-        del entry["bytes"]
+    for entry in old.measurements[0]["evaluations"]:
+        entry.pop("bytes", None)
     for records in ([make_record("single", workers=1, nbytes=0.0)], [old]):
         assert len(panels(make_accuracy_chart(records))) == 2
 
@@ -132,7 +132,7 @@ def test_distances_over_steps(narrow: bool) -> None:
     chart = make_distance_chart(records)
     assert chart is not None
     (axes,) = panels(chart, narrow)
-    assert drawn(axes) == [[(1, 4.0), (2, 3.0), (3, 2.0)]]
+    assert drawn(axes) == [[(13, 4.0), (27, 3.0), (41, 2.0)]]
     assert axes.get_ylim()[0] == 0
     assert [key.text for key in chart.keys] == ["d-psgd"]
     assert "Without a line, as none was measured: ddp and empty." in chart.caption

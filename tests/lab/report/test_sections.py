@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sample_records import make_empty, make_race, make_record
 
 from tutti.lab.figures import read_figures
@@ -40,7 +42,7 @@ def test_results_have_a_row_per_record() -> None:
     ]
     rows = {texts(row)[0]: texts(row)[1:] for row in table.rows}
     assert list(rows) == [record.name for record in make_race()]
-    assert rows["ddp"] == ["4", "97.0", "0.1000", "14.8", "0.58", "4329 ± 85", "362 KiB", "10.2", "3.1", "4.6"]
+    assert rows["ddp"] == ["4", "97.0", "0.1000", "14.8", "0.58", "4324 ± 83", "362 KiB", "10.2", "3.1", "4.6"]
     assert rows["torch-ddp"][6] == "≈ 362 KiB"
 
 
@@ -56,9 +58,18 @@ def test_results_sort_by_what_was_measured() -> None:
 
 def test_a_spec_stands_under_a_name_that_does_not_say_it() -> None:
     record = make_record("ddp")
-    named = type(record)(**{**vars(record), "spec": "gradient-average(all-reduce(ring))"})
+    named = dataclasses.replace(record, spec="gradient-average(all-reduce(ring))")
     for each, note in ((record, ""), (named, "gradient-average(all-reduce(ring))")):
         (row,) = table_of(make_results([each])).rows
+        assert isinstance(row[0], Cell)
+        assert row[0].note == note
+
+
+def test_what_was_typed_stands_under_a_name_that_means_more() -> None:
+    typed, short = "switch(200, ddp, d-psgd)", "switch(200, other=model-average(gossip(ring)))"
+    spelled = "switch(200, gradient-average(all-reduce(ring)), model-average(gossip(ring)))"
+    for each, note in ((spelled, spelled), (typed, ""), ("", short)):
+        (row,) = table_of(make_results([dataclasses.replace(make_record(typed), spec=short, spelled=each)])).rows
         assert isinstance(row[0], Cell)
         assert row[0].note == note
 

@@ -101,7 +101,7 @@ def test_the_finding_follows_the_figures() -> None:
     ("step", "times", "verdict"),
     [
         (0.060, "1.50", "reproduced"),
-        (0.047, "1.18", "reproduced"),
+        (0.0472, "1.18", "reproduced"),
         (0.045, "1.12", "not reproduced"),
         (0.030, "0.75", "not reproduced"),
     ],

@@ -76,11 +76,11 @@ def test_every_machine_is_a_host_with_the_same_share_of_the_cpu() -> None:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_iteration_is_left_out_and_all_workers_count() -> None:
+def test_the_first_iteration_is_left_out_and_the_slowest_worker_counts() -> None:
     job = REPRODUCTION.jobs(True)[1]
-    seconds = [[99.0, 1.0, 2.0], [99.0, 3.0, 4.0], [9.0, 5.0, 6.0], [9.0, 7.0, 8.0]]
-    results = make_results([job], 1, lambda *_: {"each_seconds": seconds})
-    assert iteration_seconds(results[job.name][0]) == (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 8
+    ends = [[99.0, 100.0, 102.0], [90.0, 103.0, 107.0], [9.0, 14.0, 120.0], [9.0, 16.0, 24.0]]
+    results = make_results([job], 1, lambda *_: {"each_ends": ends, "steps": 3})
+    assert iteration_seconds(results[job.name][0]) == pytest.approx(((103 - 99) + (120 - 103)) / 2)
 
 
 def test_the_finding_has_the_times_their_order_and_the_efficiency() -> None:

@@ -12,6 +12,7 @@ import weakref
 import zlib
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
+from tutti.checkpoint import load_run, save_run
 from tutti.comm.base import Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, connect
@@ -84,6 +86,7 @@ class Run:
         self._waited = 0.0  # those of them that were for the lane
         self._first_batch, self._compared = b"", False
         self._closed = False
+        self.identity = ""  # of this run in its checkpoints, see checkpoint.py
         try:
             algorithm.setup(self.replica, self.lane)
         except BaseException:
@@ -215,6 +218,22 @@ class Run:
         self.replica.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would step in it itself
         self.algorithm.load_state_dict(state["algorithm"])
         self.replica.steps = state["steps"]
+
+    def save(self, folder: str | Path, keep: int | None = 1, **extras: Any) -> Path:
+        """Write a checkpoint of all workers into a folder that they share, where the newest `keep` stay; collective.
+
+        Beside the state of the run and the random states it holds `extras`: objects with state_dict and
+        load_state_dict (`scheduler=scheduler`), and plain values (`epoch=3`).
+        """
+        return save_run(self, folder, keep, extras)
+
+    def load(self, folder: str | Path, **extras: Any) -> dict[str, Any]:
+        """Go on from the newest checkpoint of the folder, or from one that is named (`folder/step-00000400`);
+        collective. The objects among `extras` are restored in place; plain values that were saved are returned.
+
+        With another number of workers or another algorithm a warning says what was lost.
+        """
+        return load_run(self, folder, extras)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

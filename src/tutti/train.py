@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from tutti.comm.base import Comm
-from tutti.comm.interface import read_sent
 from tutti.comm.lossy import Loss, Lossy
 from tutti.engine import Run, distribute
 from tutti.errors import UserError
@@ -22,11 +20,10 @@ from tutti.models.base import Model
 from tutti.partitions.base import Partition
 from tutti.sampling import EpochSampler, ShareSampler
 from tutti.spec import Range, Share, parse
+from tutti.stopwatch import Stopwatch
 from tutti.tasks.base import Data, Split, Task, find_task
 
 _building = threading.Lock()  # workers that are threads share torch's random state
-_KINDS = ("gradients", "weights", "buffers")  # of traffic that training makes
-_REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
 LossRate = Annotated[Share, Range(most=0.99)]  # of messages
 
 
@@ -130,28 +127,6 @@ def _try_partition(task: str, folder: str, samples: int | None, partition: str, 
     parse(partition, Partition).split(data.train.targets, workers, seed=0)
 
 
-@dataclass
-class Measurements:
-    """What one worker saw; one entry per step, and one per evaluation."""
-
-    rank: int
-    parameters: int = 0
-    classes: list[int] = field(default_factory=list)  # samples of each class that are its own; empty where none are
-    seconds: list[float] = field(default_factory=list)
-    hidden: list[float] = field(default_factory=list)
-    exposed: list[float] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    evaluations: list[dict[str, float]] = field(default_factory=list)  # of the mean model
-    own_accuracy: float | None = None  # of this worker's own model at the end, where workers differ
-    bytes_per_step: float = 0.0
-    bytes_source: str = "metered"
-    interface_bytes_per_step: float | None = None  # where the interface is this worker's own
-    traffic: list[dict[str, object]] = field(default_factory=list)
-    lost: int = 0  # messages that it sent and that were lost on the way
-    choices: dict[str, str] = field(default_factory=dict)  # what the algorithm found out by itself
-
-
 def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> list[dict[str, Any]]:
     """Train on this worker; every worker returns the measurements of all. The file `save` gets the mean model."""
     device = find_device(plan.device, comm.rank)
@@ -163,7 +138,7 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> lis
     comm = Lossy(comm, plan.loss, plan.seed) if plan.loss else comm
     with distribute(model, optimizer, spec, comm=comm) as run:
         sampler = plan.make_sampler(data.train.targets, run.size, run.rank)
-        watch = _Stopwatch(run, report, plan.total_steps(sampler.steps), device, _count_classes(sampler, data))
+        watch = Stopwatch(run, report, plan.total_steps(sampler.steps), device, _count_classes(sampler, data))
         run.algorithm.expect(watch.total)
         schedule = plan.make_schedule(optimizer, watch.total)
         for indices, chances, epochs in _batches(sampler, watch.total, task.chances):
@@ -255,90 +230,6 @@ def _save(run: Run, path: Path) -> None:
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise UserError(f"cannot write the model to {path}: {error.strerror}") from None
-
-
-class _Stopwatch:
-    """Times every step between synchronised edges; evaluation is not counted."""
-
-    def __init__(self, run: Run, report: Any, total: int, device: torch.device, classes: list[int]) -> None:
-        self.total = total
-        self._run, self._report, self._device = run, report, device
-        self._log = Measurements(run.rank, sum(p.numel() for p in run.replica.model.parameters()), classes)
-        if run.comm.interface:
-            run.comm.barrier()  # so that the starting weights have passed
-        self._at_start, self._passed_at_start = self._sent(), self._passed()
-        self._formula_at_start, self._lost_at_start = self._by_formula(), run.meter.lost()
-        self._said = run.clock.now()
-        self._trained = 0.0  # seconds of training so far
-        report({"event": "begin", "steps": total, "workers": run.size, "parameters": self._log.parameters})
-
-    def begin(self) -> None:
-        self._run.take_times()
-        self._begun = self._run.clock.now()
-
-    def end(self, loss: Tensor, samples: int) -> None:
-        log, value = self._log, float(loss.detach())
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        now = self._run.clock.now()
-        hidden, exposed = self._run.take_times()
-        log.seconds.append(now - self._begun)
-        log.hidden.append(hidden)
-        log.exposed.append(exposed)
-        log.samples.append(samples)
-        log.losses.append(value)
-        self._trained += now - self._begun
-        if now - self._said >= _REPORT_SECONDS or len(log.seconds) == self.total:
-            self._said = now
-            self._say("step")
-
-    def evaluated(self, epoch: float, found: dict[str, float]) -> None:
-        step = len(self._log.seconds)
-        entry = {"epoch": epoch, "step": step, "seconds": self._trained, "bytes": self._sent() - self._at_start}
-        self._log.evaluations.append({**entry, **found})
-        self._say("evaluation")
-
-    def collect(self, own_accuracy: float | None) -> list[dict[str, Any]]:
-        log, run = self._log, self._run
-        log.own_accuracy = own_accuracy
-        known = run.algorithm.overlap_seconds()
-        if known is not None:
-            log.hidden, log.exposed = ([seconds] * len(log.seconds) for seconds in known)
-        log.bytes_per_step = (self._sent() - self._at_start) / max(1, len(log.seconds))
-        log.bytes_source = "formula" if self._by_formula() > self._formula_at_start else "metered"
-        if run.comm.interface:
-            log.interface_bytes_per_step = (self._passed() - self._passed_at_start) / max(1, len(log.seconds))
-        log.lost = run.meter.lost() - self._lost_at_start
-        log.traffic, log.choices = run.meter.rows(), run.algorithm.choices()
-        rows: list[bytes] = run.comm.gather_bytes(json.dumps(asdict(log)).encode())
-        return [json.loads(row) for row in rows]
-
-    def _sent(self) -> float:
-        return sum(self._run.meter.sent(kind) for kind in _KINDS)
-
-    def _by_formula(self) -> float:
-        return sum(self._run.meter.by_formula.get(kind, 0.0) for kind in _KINDS)
-
-    def _passed(self) -> float:
-        """What the interface counted, less the payload of evaluation."""
-        return read_sent(self._run.comm.interface) - self._run.meter.sent("metrics") if self._run.comm.interface else 0
-
-    def _say(self, event: str) -> None:
-        log = self._log
-        done = len(log.seconds)
-        last = log.evaluations[-1] if log.evaluations else {}
-        self._report(
-            {
-                "event": event,
-                "step": done,
-                "steps": self.total,
-                "seconds": self._trained,
-                "step_seconds": sum(log.seconds[-20:]) / len(log.seconds[-20:]),
-                "loss": log.losses[-1],
-                "accuracy": last.get("accuracy"),
-                "bytes_per_step": (self._sent() - self._at_start) / done,
-            }
-        )
 
 
 def find_device(name: str, rank: int) -> torch.device:

@@ -37,7 +37,7 @@ class Record:
     begun: str  # date and time, UTC
     wall_seconds: float  # from starting the workers to their end
     command: str
-    measurements: list[dict[str, Any]]  # one per worker, see train.Measurements
+    measurements: list[dict[str, Any]]  # one per worker, see stopwatch.Measurements
 
     # --- figures -----------------------------------------------------------------------------------------------------
 

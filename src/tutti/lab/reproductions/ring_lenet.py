@@ -33,7 +33,8 @@ from tutti.lab.report.chart import Chart, line_key
 from tutti.lab.report.parts import Paragraph, Section, Table
 from tutti.lab.reproductions.base import Claim, Reproduction
 from tutti.lab.units import format_percent
-from tutti.train import Measurements, Plan
+from tutti.stopwatch import Measurements
+from tutti.train import Plan
 
 IMAGES, WORKERS, EPOCHS = 100, 4, 100
 _MEAN, _DEVIATION = 0.1307, 0.3081  # of the task's normalisation, which the document does not have

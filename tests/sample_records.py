@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from itertools import count as count_up
 from typing import Any
 
 from tutti.lab.record import Record
+
+_EVALUATION = 0.05  # seconds
 
 
 def make_record(
@@ -34,17 +39,22 @@ def make_record(
     `losses` are those of the evaluations, where they are not all `loss`. Every worker sends to the next one. Where
     workers differ, `distances` are those of the evaluations and `own` the accuracies of their own models.
     """
-    seconds = [step + spread * (i % 5 - 2) / 2 for i in range(steps)]
+    seconds = [step + spread * (0, 1, -1, 2, -2)[i % 5] / 2 for i in range(steps)]
     count = len(accuracies)
+    over = [max(1, i * steps // count) for i in range(1, count + 1)]
+    ends = [_EVALUATION * sum(each <= i for each in over) + end for i, end in enumerate(accumulate(seconds))]
     evaluations = [
-        {"epoch": i, "step": i, "seconds": i * step * steps / count, "accuracy": a, "loss": at, "bytes": i * nbytes}
-        for i, (a, at) in enumerate(zip(accuracies, losses or [loss] * count, strict=True), start=1)
+        {"epoch": i, "step": at, "enter": ends[at - 1], "accuracy": accuracy, "loss": value, "bytes": i * nbytes}
+        for i, at, accuracy, value in zip(count_up(1), over, accuracies, losses or [loss] * count, strict=False)
     ]
+    for evaluation in evaluations:
+        evaluation["leave"] = evaluation["enter"] + _EVALUATION
     for evaluation, distance in zip(evaluations, distances, strict=False):
         evaluation["distance"] = distance
     measurement = {
         "parameters": 61_706,
         "seconds": seconds,
+        "ends": ends,
         "hidden": [hidden] * steps,
         "exposed": [exposed] * steps,
         "samples": [64 // workers] * steps,
@@ -90,7 +100,18 @@ def _traffic(rank: int, workers: int, nbytes: float, source: str) -> list[dict[s
 def make_empty(name: str = "empty") -> Record:
     """A record of a run that measured nothing."""
     record = make_record(name)
-    return Record(**{**vars(record), "measurements": []})
+    return dataclasses.replace(record, measurements=[])
+
+
+def make_older(record: Record) -> Record:
+    """As workers wrote it before they shared a clock."""
+    new = ("ends", "enter", "leave")
+    evaluations = [{key: value for key, value in entry.items() if key not in new} for entry in record.evaluations]
+    measurements = [
+        {**{key: value for key, value in measurement.items() if key not in new}, "evaluations": evaluations}
+        for measurement in record.measurements
+    ]
+    return dataclasses.replace(record, measurements=measurements)
 
 
 def make_learning_race() -> list[Record]:

@@ -18,12 +18,17 @@ _REPORT_SECONDS = 0.1  # how often worker 0 tells how far it is
 
 @dataclass
 class Measurements:
-    """What one worker saw; one entry per step, and one per evaluation."""
+    """What one worker saw; one entry per step, and one per evaluation.
+
+    `ends`, and `enter` and `leave` of an evaluation, are moments: seconds on this worker's clock since the barrier at
+    the start. lab/times.py reads the time of all workers off them.
+    """
 
     rank: int
     parameters: int = 0
     classes: list[int] = field(default_factory=list)  # samples of each class that are its own; empty where none are
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of its own steps, for their distribution
+    ends: list[float] = field(default_factory=list)  # of its steps, since the start; empty in older records
     hidden: list[float] = field(default_factory=list)
     exposed: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
@@ -39,7 +44,7 @@ class Measurements:
 
 
 class Stopwatch:
-    """Times every step between synchronised edges; evaluation is not counted."""
+    """Times every step between synchronised edges, and says when each ended since the start common to all workers."""
 
     def __init__(self, run: Run, report: Any, total: int, device: torch.device, classes: list[int]) -> None:
         self.total = total
@@ -49,9 +54,10 @@ class Stopwatch:
             run.comm.barrier()  # so that the starting weights have passed
         self._at_start, self._passed_at_start = self._sent(), self._passed()
         self._formula_at_start, self._lost_at_start = self._by_formula(), run.meter.lost()
-        self._said = run.clock.now()
-        self._trained = 0.0  # seconds of training so far
+        self._trained = 0.0  # this worker's own seconds of training so far, for the screen
         report({"event": "begin", "steps": total, "workers": run.size, "parameters": self._log.parameters})
+        run.comm.barrier()
+        self._start = self._said = run.clock.now()
 
     def begin(self) -> None:
         self._run.take_times()
@@ -64,6 +70,7 @@ class Stopwatch:
         now = self._run.clock.now()
         hidden, exposed = self._run.take_times()
         log.seconds.append(now - self._begun)
+        log.ends.append(now - self._start)
         log.hidden.append(hidden)
         log.exposed.append(exposed)
         log.samples.append(samples)
@@ -74,8 +81,9 @@ class Stopwatch:
             self._say("step")
 
     def evaluated(self, epoch: float, found: dict[str, float]) -> None:
-        step = len(self._log.seconds)
-        entry = {"epoch": epoch, "step": step, "seconds": self._trained, "bytes": self._sent() - self._at_start}
+        """What was found by an evaluation that began at the end of the last step and is over now."""
+        step, enter, leave = len(self._log.seconds), self._log.ends[-1], self._run.clock.now() - self._start
+        entry = {"epoch": epoch, "step": step, "enter": enter, "leave": leave, "bytes": self._so_far()}
         self._log.evaluations.append({**entry, **found})
         self._say("evaluation")
 
@@ -93,6 +101,10 @@ class Stopwatch:
         log.traffic, log.choices = run.meter.rows(), run.algorithm.choices()
         rows: list[bytes] = run.comm.gather_bytes(json.dumps(asdict(log)).encode())
         return [json.loads(row) for row in rows]
+
+    def _so_far(self) -> float:
+        """Bytes of training: what the interface counted where this worker has one of its own, else payload."""
+        return self._passed() - self._passed_at_start if self._run.comm.interface else self._sent() - self._at_start
 
     def _sent(self) -> float:
         return sum(self._run.meter.sent(kind) for kind in _KINDS)
@@ -117,6 +129,6 @@ class Stopwatch:
                 "step_seconds": sum(log.seconds[-20:]) / len(log.seconds[-20:]),
                 "loss": log.losses[-1],
                 "accuracy": last.get("accuracy"),
-                "bytes_per_step": (self._sent() - self._at_start) / done,
+                "bytes_per_step": self._so_far() / done,
             }
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -19,7 +20,7 @@ LONG = "gradient-average(all-reduce(ring), bucket=16MiB)"
 
 
 def save(record: Record, path: Path, begun: str) -> None:
-    Record(**{**vars(record), "begun": f"2026-{begun}:00+00:00"}).save(path)
+    dataclasses.replace(record, begun=f"2026-{begun}:00+00:00").save(path)
 
 
 @pytest.fixture(name="folder")

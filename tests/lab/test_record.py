@@ -18,7 +18,7 @@ from tutti.lab.record import Record
 
 def with_interface(record: Record, sent: list[float]) -> Record:
     rows = [{**m, "interface_bytes_per_step": count} for m, count in zip(record.measurements, sent, strict=True)]
-    return Record(**{**vars(record), "measurements": rows})
+    return dataclasses.replace(record, measurements=rows)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_own_models_and_distance_are_read_where_there_are_any() -> None:
 @pytest.mark.parametrize("record", [make_record(), make_empty(), make_record(accuracies=())])
 def test_equal_workers_and_older_records_have_none(record: Record) -> None:
     assert (record.own_accuracies, record.distance) == ([], None)
-    same = Record(**{**vars(record), "measurements": [{**m, "own_accuracy": None} for m in record.measurements]})
+    same = dataclasses.replace(record, measurements=[{**m, "own_accuracy": None} for m in record.measurements])
     assert same.own_accuracies == []
     if record.measurements and record.evaluations:
         assert {"own_accuracies", "distance"}.isdisjoint(record.row())

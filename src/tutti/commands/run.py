@@ -340,6 +340,8 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from tutti.lab.export import write_csv, write_tensorboard
+    from tutti.lab.labels import make_labels
+    from tutti.lab.limits import describe_limits
     from tutti.lab.picture import draw
     from tutti.lab.report.page import write_report
     from tutti.lab.table import describe_own_models, finding, make_table
@@ -352,7 +354,7 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
     files = {"picture": out / "compare.png", "report": out / "report.html", "records": out}
     files |= {"model": args.save} if args.save else {}
     console.print("\n".join(f"{what}: {path}" for what, path in files.items()), highlight=False, soft_wrap=True)
-    for said in describe_own_models(records):
+    for said in [*describe_own_models(records), *describe_limits(records, make_labels(records, 60))]:
         console.print(said, highlight=False, markup=False, soft_wrap=not stream.isatty())
     console.print(finding(records))
     if args.json is not None:

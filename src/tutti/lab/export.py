@@ -10,6 +10,7 @@ import tempfile
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from tutti.errors import UserError
@@ -56,10 +57,14 @@ def flatten(record: Record) -> dict[str, Any]:
         "accuracy": figures.accuracy,
         "loss": figures.loss,
         "step_seconds": figures.step,
+        "median_step_seconds": figures.median,
+        "train_seconds": record.train_seconds if record.measurements else None,
         "samples_per_second_mean": figures.rate,
         "samples_per_second_std": figures.deviation,
         "bytes_per_step": figures.nbytes,
+        "busiest_bytes_per_step": figures.busiest,
         "bytes_source": figures.source or None,
+        "payload_bytes_per_step": fmean(record.payload_per_step) if record.measurements else None,
         "anatomy_compute": figures.compute,
         "anatomy_hidden": figures.hidden,
         "anatomy_exposed": figures.exposed,
@@ -128,12 +133,13 @@ def _find_writer() -> type[SummaryWriter]:
 
 
 def _write_scalars(record: Record, writer: SummaryWriter) -> None:
-    """Steps as worker 0 saw them, at the time of training at which they were over."""
+    """Worker 0's own steps, at the time of training at which they were over on the clock of all workers."""
     if not record.measurements:
         return
     begun, first = datetime.fromisoformat(record.begun).timestamp(), record.measurements[0]
     names = {"losses": "train/loss", "seconds": "step/seconds", "hidden": "step/hidden", "exposed": "step/exposed"}
-    for index, seconds in enumerate(accumulate(first["seconds"])):
+    ends = record.times.ends if record.times else accumulate(first["seconds"])
+    for index, seconds in enumerate(ends):
         for key, name in names.items():
             writer.add_scalar(name, first[key][index], index + 1, begun + seconds)
     for entry in record.evaluations:

@@ -6,13 +6,15 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from tutti.lab.labels import make_labels
+from tutti.lab.labels import join, make_labels
 from tutti.lab.record import Record
+
+_UNEVEN = 1.02  # times the mean: what a reader is shown
 
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """What tables and pictures show of one record; times in seconds, of a median step."""
+    """What tables and pictures show of one record; times in seconds, of a step: wall-clock over steps."""
 
     label: str  # distinct among the records it stands with
     workers: int
@@ -20,41 +22,51 @@ class Figures:
     accuracy: float = math.nan
     loss: float = math.nan
     step: float = math.nan
-    quartiles: tuple[float, float] = (math.nan, math.nan)  # of the steps' seconds
+    quartiles: tuple[float, float] = (math.nan, math.nan)  # of the seconds of steps, the first ones left out
+    median: float = math.nan  # of the same
     compute: float = math.nan
     hidden: float = math.nan
     exposed: float = math.nan
     rate: float = math.nan  # samples per second: mean and standard deviation over the steps
     deviation: float = math.nan
     samples: float = math.nan  # of a step, all workers together
-    nbytes: float = math.nan  # sent per step by one worker
+    nbytes: float = math.nan  # sent per step by one worker, the mean of all
+    busiest: float = math.nan  # the same of the worker that sends most
     source: str = ""  # where that figure comes from
     diverged: bool = False
+    own_clocks: bool = False  # an older record: worker 0's seconds, and the median step
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the busiest worker sends noticeably more than the mean."""
+        return self.busiest > _UNEVEN * self.nbytes
 
     def equals(self, other: Figures) -> bool:
-        """Within the noise: the median step of each lies between the quartiles of the other's."""
+        """Within the noise: the step of each lies between the quartiles of the other's steps, or between these and the
+        other's own step, which first steps or a few long ones may have made longer."""
         return self._covers(other.step) and other._covers(self.step)
 
     def speed(self, base: Figures) -> float:
-        """How many times as many samples per second as the baseline, at the median step."""
+        """How many times as many samples per second as the baseline."""
         return self.samples / base.samples * base.step / self.step
 
     def _covers(self, step: float) -> bool:
-        return self.quartiles[0] <= step <= self.quartiles[1]
+        low, high = self.quartiles
+        return min(low, self.step) <= step <= max(high, self.step)
 
 
 def read_figures(records: list[Record], label_length: int) -> list[Figures]:
     labels = make_labels(records, label_length)
-    passed = _all_by_interface(records)
-    return [_read(record, label, passed) for record, label in zip(records, labels, strict=True)]
+    return [_read(record, label) for record, label in zip(records, labels, strict=True)]
 
 
-def _all_by_interface(records: list[Record]) -> bool:
-    """Bytes compare only when counted in one way: where one run has but the interface's count, all take it."""
-    measured = [record for record in records if record.measurements]
-    return all(record.passed_per_step is not None for record in measured) and any(
-        record.bytes_source == "interface" for record in measured
-    )
+def say_own_clocks(figures: list[Figures]) -> str:
+    """Which figures are those of older records, where some are."""
+    older = [each.label for each in figures if each.own_clocks]
+    if not older:
+        return ""
+    whose = "" if len(older) == len(figures) else f" of {join(older)}" if len(older) <= 3 else f" of {len(older)} runs"
+    return f"older records: times{whose} are worker 0's own, the step is a median over all workers and steps"
 
 
 def find_baseline(figures: list[Figures]) -> Figures:
@@ -67,7 +79,7 @@ def name_baseline(base: Figures) -> str:
     return base.label if len(base.label) <= 12 else "one worker" if base.workers == 1 else "the first"
 
 
-def _read(record: Record, label: str, passed: bool) -> Figures:
+def _read(record: Record, label: str) -> Figures:
     work = tuple(record.plan.get(key) for key in ("task", "model", "global_batch"))
     if not record.measurements or not record.steps:
         return Figures(label, record.workers, work)
@@ -80,14 +92,17 @@ def _read(record: Record, label: str, passed: bool) -> Figures:
         accuracy=last.get("accuracy", math.nan),
         loss=last.get("loss", math.nan),
         step=record.step_seconds,
-        quartiles=_quartiles([s for m in record.measurements for s in record.counted(m["seconds"])]),
+        quartiles=_quartiles(record.typical_steps),
+        median=statistics.median(record.typical_steps),
         **record.anatomy,
         rate=rate,
         deviation=deviation,
         samples=statistics.median(map(sum, zip(*(m["samples"] for m in record.measurements), strict=True))),
-        nbytes=statistics.fmean(record.passed_per_step or [0.0]) if passed else record.bytes_per_step,
-        source="interface" if passed else record.bytes_source,
+        nbytes=record.bytes_per_step,
+        busiest=max(record.sent_per_step),
+        source=record.bytes_source,
         diverged=record.diverged,
+        own_clocks=record.own_clocks,
     )
 
 

@@ -104,7 +104,7 @@ def _draw_titles(figure: Figure) -> None:
 
 
 def _draw_accuracy(axes: Axes, records: list[Record]) -> None:
-    axes.set_xlabel("seconds of training, without evaluation")
+    axes.set_xlabel("seconds of training (slowest worker), without evaluation")
     axes.set_ylabel("test accuracy, %")
     axes.grid(axis="y")
     ends = []
@@ -118,7 +118,7 @@ def _draw_accuracy(axes: Axes, records: list[Record]) -> None:
     elif len(ends) > 1 and differ_much(ends):
         axes.set_xscale("log")
         mark_powers(axes.xaxis, max(ends) / min(ends))
-        axes.set_xlabel("seconds of training, without evaluation (logarithmic)")
+        axes.set_xlabel("seconds of training (slowest worker), without evaluation, logarithmic")
     else:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -172,7 +172,7 @@ def colour(index: int) -> str:
 def draw_steps(axes: Axes, figures: list[Figures]) -> None:
     longest = max((each.step for each in figures if math.isfinite(each.step)), default=1.0)
     scale, unit = common_unit([longest])
-    axes.set_xlabel(f"{'milliseconds' if unit == 'ms' else 'seconds'} per step (median)")
+    axes.set_xlabel(f"{'milliseconds' if unit == 'ms' else 'seconds'} per step")
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.yaxis.set_major_locator(NullLocator())

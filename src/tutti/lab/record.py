@@ -12,20 +12,28 @@ import shlex
 import statistics
 import sys
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tutti.errors import UserError
+from tutti.lab.times import Times
 from tutti.machine import count_cores
 
 FORMAT = 1
-_WARM_UP = 5  # first steps that no figure counts, where there are enough others
+_WARM_UP = 5  # first steps that the distribution of steps leaves out, where there are enough others
 _DIVERGED = 10  # times the loss of the first step: an end like this is no result
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run; the figures below are its measurements seen from the outside."""
+    """One run; the figures below are its measurements seen from the outside.
+
+    Times are on the clock that all workers share (lab/times.py). Records from before there was one have worker 0's own
+    seconds, and the median over all workers and steps as the step (`own_clocks`).
+    """
 
     name: str  # as typed
     spec: str  # canonical
@@ -63,10 +71,12 @@ class Record:
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """epoch, step, seconds of training, bytes sent by worker 0; accuracy and loss of the mean model, and, where
-        workers differ, their distance from it: one entry per evaluation."""
+        """epoch, step, seconds of training of the slowest worker, bytes sent by worker 0; accuracy and loss of the mean
+        model, and, where workers differ, their distance from it: one entry per evaluation."""
         entries: list[dict[str, float]] = self.measurements[0]["evaluations"]
-        return entries
+        if self.times is None:
+            return entries
+        return [{**each, "seconds": at} for each, at in zip(entries, self.times.evaluations, strict=True)]
 
     @property
     def own_accuracies(self) -> list[float]:
@@ -80,32 +90,65 @@ class Record:
         last = self.evaluations[-1] if self.measurements and self.evaluations else {}
         return last.get("distance")
 
+    @cached_property
+    def times(self) -> Times | None:
+        return Times.read(self.measurements)
+
+    @property
+    def own_clocks(self) -> bool:
+        """Whether all there is are the workers' own seconds, as in older records."""
+        return bool(self.measurements) and self.times is None
+
     @property
     def train_seconds(self) -> float:
-        return float(sum(self.measurements[0]["seconds"]))
+        return self.times.total if self.times else float(sum(self.measurements[0]["seconds"]))
 
     @property
     def step_seconds(self) -> float:
-        return self._median("seconds")
+        """Wall-clock over steps, the first ones included."""
+        return self.times.total / self.steps if self.times else self._median("seconds")
+
+    @property
+    def all_steps(self) -> list[float]:
+        """The seconds of every step; in older records the mean over all workers."""
+        if self.times:
+            return self.times.steps
+        return [statistics.fmean(each) for each in zip(*(m["seconds"] for m in self.measurements), strict=True)]
+
+    @property
+    def typical_steps(self) -> list[float]:
+        """The seconds of every step but the first ones, for their distribution."""
+        if self.times:
+            return self.counted(self.times.steps)
+        return [second for m in self.measurements for second in self.counted(m["seconds"])]
 
     @property
     def samples_per_second(self) -> tuple[float, float]:
-        """Mean and standard deviation over the steps, all workers together."""
-        seconds = zip(*(self.counted(m["seconds"]) for m in self.measurements), strict=True)
-        samples = zip(*(self.counted(m["samples"]) for m in self.measurements), strict=True)
-        rates = [sum(count) / max(time) for count, time in zip(samples, seconds, strict=True)]
-        return statistics.fmean(rates), statistics.stdev(rates) if len(rates) > 1 else 0.0
+        """All workers together: the mean over the whole run, the standard deviation over all steps but the first."""
+        samples = [sum(counts) for counts in zip(*(m["samples"] for m in self.measurements), strict=True)]
+        if self.times:
+            steps, mean = self.times.steps, sum(samples) / self.times.total
+        else:
+            steps = [max(seconds) for seconds in zip(*(m["seconds"] for m in self.measurements), strict=True)]
+            mean = math.nan
+        rates = [count / seconds for count, seconds in self.counted(list(zip(samples, steps, strict=True)))]
+        deviation = statistics.stdev(rates) if len(rates) > 1 else 0.0
+        return statistics.fmean(rates) if math.isnan(mean) else mean, deviation
 
     @property
     def bytes_per_step(self) -> float:
-        """Sent by a worker, the mean over all of them; what is known only by formula is read off the interface."""
+        """Sent by a worker, the mean over all of them."""
         return statistics.fmean(self.sent_per_step)
 
     @property
     def sent_per_step(self) -> list[float]:
-        """The same for every worker; the busiest may send many times as much as the others."""
-        if self.bytes_source == "interface" and self.passed_per_step is not None:
-            return self.passed_per_step
+        """The same for every worker; the busiest may send many times as much as the others. Where every worker has an
+        interface of its own, what that counted: whole frames, acknowledgements too. Else payload."""
+        return self.passed_per_step or self.payload_per_step
+
+    @property
+    def payload_per_step(self) -> list[float]:
+        """Of every worker: metered on our wire, or by formula where a backend's own operation does not pass it."""
         return [float(m["bytes_per_step"]) for m in self.measurements]
 
     @property
@@ -113,12 +156,12 @@ class Record:
         """What every worker's interface counted, headers included; None where workers shared one."""
         counts = [m.get("interface_bytes_per_step") for m in self.measurements]
         known = [float(count) for count in counts if count is not None]
-        return known if len(known) == len(counts) else None
+        return known if known and len(known) == len(counts) else None
 
     @property
     def bytes_source(self) -> str:
-        source = str(self.measurements[0]["bytes_source"])
-        return "interface" if source == "formula" and self.passed_per_step is not None else source
+        """Of `sent_per_step`: interface, metered or formula."""
+        return "interface" if self.passed_per_step else str(self.measurements[0]["bytes_source"])
 
     @property
     def choices(self) -> dict[str, str]:
@@ -127,9 +170,14 @@ class Record:
 
     @property
     def anatomy(self) -> dict[str, float]:
-        """Where the median step's seconds went; hidden communication ran beside computing and adds nothing to it."""
-        exposed, hidden = self._median("exposed"), self._median("hidden")
-        return {"compute": max(0.0, self.step_seconds - exposed), "hidden": hidden, "exposed": exposed}
+        """Where a step's seconds went, the mean over all workers; compute and exposed add up to the step. Exposed is
+        also what a worker waits at evaluations for slower ones. Hidden communication ran beside computing and adds
+        nothing. In older records: of the median step."""
+        step, exposed, hidden = self.step_seconds, self._each_step("exposed"), self._each_step("hidden")
+        if self.times:
+            exposed += statistics.fmean(self.times.waited) / self.steps
+        exposed = min(exposed, step)
+        return {"compute": step - exposed, "hidden": hidden, "exposed": exposed}
 
     def row(self) -> dict[str, Any]:
         """The machine-readable result."""
@@ -143,20 +191,30 @@ class Record:
             "accuracy": self.accuracy,
             "loss": self.loss,
             "step_seconds": self.step_seconds,
+            "median_step_seconds": statistics.median(self.typical_steps),
+            "train_seconds": self.train_seconds,
             "samples_per_second": {"mean": mean, "std": std},
             "bytes_per_step": self.bytes_per_step,
+            "busiest_bytes_per_step": max(self.sent_per_step),
             "bytes_source": self.bytes_source,
+            "payload_bytes_per_step": statistics.fmean(self.payload_per_step),
             "anatomy": self.anatomy,
             **({"own_accuracies": self.own_accuracies} if self.own_accuracies else {}),
             **({"distance": self.distance} if self.distance is not None else {}),
         }
 
-    def counted(self, values: list[float]) -> list[float]:
+    def counted(self, values: list[Value]) -> list[Value]:
         """One value per step, without the first steps."""
         return values[_WARM_UP:] if len(values) > 2 * _WARM_UP else values[1:] or values
 
+    def _each_step(self, key: str) -> float:
+        """The mean over all workers and steps; in older records the median."""
+        if self.times is None:
+            return self._median(key)
+        return statistics.fmean(float(seconds) for m in self.measurements for seconds in m[key])
+
     def _median(self, key: str) -> float:
-        return statistics.median(v for m in self.measurements for v in self.counted(m[key]))
+        return float(statistics.median(v for m in self.measurements for v in self.counted(m[key])))
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -175,6 +233,7 @@ class Record:
         for measurement in self.measurements:
             for key in ("seconds", "hidden", "exposed", "samples", "losses"):
                 sum(measurement[key])
+        _ = self.times
 
     @classmethod
     def load(cls, path: Path) -> Record:
@@ -190,7 +249,7 @@ class Record:
             record = cls(**data)
             record._check()
             return record
-        except (TypeError, KeyError):
+        except (TypeError, KeyError, ValueError):
             raise UserError(
                 f"{path} is no whole record of a run: its fields are not those of format {FORMAT}"
             ) from None

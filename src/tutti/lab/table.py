@@ -13,7 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from tutti.lab.figures import Figures, find_baseline, name_baseline, read_figures
+from tutti.lab.equal_accuracy import differ, find_equal
+from tutti.lab.figures import Figures, find_baseline, name_baseline, read_figures, say_own_clocks
 from tutti.lab.labels import describe_choices, describe_conditions, describe_rates, join, make_labels
 from tutti.lab.record import Record
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
@@ -29,10 +30,11 @@ _LOOK: dict[str, Any] = {
 }
 _MARKS = {"": "", "metered": "", "formula": "~", "interface": "^"}  # in front of a size, by its source
 _NOTES = {
-    "metered": "bytes sent are one worker's, the mean of all, metered on our wire",
+    "metered": "payload metered on our wire",
     "formula": "~ by formula, as a backend's own operations do not pass our wire",
-    "interface": "^ counted by the network interface",
+    "interface": "^ counted by the network interface, with headers and acknowledgements",
 }
+TIMES = "seconds of training of the slowest worker over its steps, the first ones included"
 _LEARNT_LITTLE = 0.5  # a best accuracy below this is no success to report
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -87,11 +89,25 @@ def _columns(figures: list[Figures]) -> list[_Column]:
         _Column(f"step\n{unit}", lambda f: time(f.step)),
         *([speed] if len(figures) > 1 else []),
         _Column("samples/s\nmean ± std", _rate_cell(figures), in_short=False),
-        _Column("sent\nper step", lambda f: _MARKS.get(f.source, "?") + format_bytes(f.nbytes)),
+        _sent_column(figures),
         _Column(f"compute\n{unit}", lambda f: time(f.compute), in_short=False),
         _Column(f"hidden\n{unit}", lambda f: time(f.hidden), in_short=False),
         _Column(f"exposed\n{unit}", lambda f: time(f.exposed)),
     ]
+
+
+def _sent_column(figures: list[Figures]) -> _Column:
+    """With the busiest worker where any run has one that sends more than the others."""
+
+    def size(each: Figures, nbytes: float) -> str:
+        return _MARKS.get(each.source, "?") + format_bytes(nbytes)
+
+    if not any(each.is_uneven for each in figures):
+        return _Column("sent\nper step", lambda f: size(f, f.nbytes))
+    return _Column(
+        "sent per step\nmean / busiest",
+        lambda f: f"{size(f, f.nbytes)} / {format_bytes(f.busiest)}" if math.isfinite(f.nbytes) else NOTHING,
+    )
 
 
 def _time_cell(figures: list[Figures]) -> tuple[Callable[[float], str], str]:
@@ -122,7 +138,9 @@ def _caption(records: list[Record], figures: list[Figures]) -> Text:
     notes = [note for source, note in _NOTES.items() if any(each.source == source for each in figures)]
     labels = [each.label for each in figures]
     chosen = describe_rates(records, labels) + describe_choices(records, labels)
-    return Text("\n".join(filter(None, [describe_conditions(records), "; ".join(notes), *chosen])))
+    sent = f"bytes sent are one worker's, the mean of all: {'; '.join(notes)}" if notes else ""
+    said = [describe_conditions(records), f"step: {TIMES}", say_own_clocks(figures), sent, *chosen]
+    return Text("\n".join(filter(None, said)))
 
 
 # --- mean model and own models ---------------------------------------------------------------------------------------
@@ -154,19 +172,23 @@ def _beside(record: Record) -> str:
 
 def finding(records: list[Record]) -> str:
     """What the records show, in one sentence that is true of them; what lies within the noise is called equal."""
-    figures = [each for each in read_figures(records, label_length=60) if math.isfinite(each.step)]
+    records = [record for record in records if record.measurements and record.steps]
+    figures = read_figures(records, label_length=60)
     if not figures:
         return "No run was measured."
     if len({each.work for each in figures}) > 1:
         return f"The runs differ in task, model or batch, so their steps do not compare; {_accuracies(figures)}."
-    return f"{_Race(figures).sentence()}; {_accuracies(figures)}."
+    race = _Race(figures)
+    clauses = [race.sentence(), _at_equal_accuracy(records, race.runners), _accuracies(figures)]
+    return f"{'; '.join(filter(None, clauses))}."
 
 
 class _Race:
     """Who is fastest among the distributed runs (among all, where none is), and by how much."""
 
     def __init__(self, figures: list[Figures]) -> None:
-        self._runners = sorted([f for f in figures if f.workers > 1] or figures, key=lambda f: f.step)
+        self.runners = self._runners = sorted([f for f in figures if f.workers > 1] or figures, key=lambda f: f.step)
+        self._differ = differ(self._runners)  # in accuracy, which then stands with every speed
         self._first = self._runners[0]
         self._winners = [each for each in self._runners if each.equals(self._first)]
         self._base = next((f for f in figures if f.workers == 1 and f not in self._runners), None)
@@ -184,6 +206,7 @@ class _Race:
 
     def _fastest(self) -> str:
         names, span = join([each.label for each in self._winners]), self._span(self._winners)
+        span += self._accuracy(self._winners)
         if len(self._winners) == 1:
             return f"{names} has the fastest step ({span}{self._against_base()})"
         return f"{names} have the fastest steps ({span}, equal within noise{self._against_base()})"
@@ -191,7 +214,15 @@ class _Race:
     def _slowest(self) -> str:
         last = next(each for each in reversed(self._runners) if each not in self._winners)
         waits = f", {_what_for(last)}" if last.workers > 1 else ""
+        waits += self._accuracy([last])
         return f"{_times(last.step / self._first.step)} as fast as {last.label} ({format_seconds(last.step)}{waits})"
+
+    def _accuracy(self, figures: list[Figures]) -> str:
+        """What they reach, where not all reach the same."""
+        reached = sorted(each.accuracy for each in figures if math.isfinite(each.accuracy))
+        if not self._differ or not reached:
+            return ""
+        return f", {' to '.join(dict.fromkeys(format_percent(each) for each in (reached[0], reached[-1])))} accuracy"
 
     def _against_base(self) -> str:
         if self._base is None:
@@ -205,8 +236,27 @@ class _Race:
         return " to ".join(dict.fromkeys(format_seconds(each.step) for each in (figures[0], figures[-1])))
 
 
+def _at_equal_accuracy(records: list[Record], runners: list[Figures]) -> str:
+    """Who is first at the accuracy that all runs reach, where they end with different ones."""
+    labels = [each.label for each in read_figures(records, label_length=60)]
+    chosen = {each.label: each for each in runners}
+    pairs = [(r, chosen[label]) for r, label in zip(records, labels, strict=True) if label in chosen]
+    found = find_equal([r for r, _ in pairs], [each for _, each in pairs]) if differ(runners) else None
+    if found is None:
+        return ""
+    (first, winner), (last, loser) = found.times[0], found.times[-1]
+    reach = "both reach" if len(found.times) == 2 else f"all {len(found.times)} reach"
+    if any(each.diverged for each in runners):
+        reach = f"{reach} that did not diverge"
+    text = f"{format_percent(found.accuracy)} accuracy, which {reach},"
+    early, late = format_seconds(first), format_seconds(last)
+    if early == late:
+        return f"{text} takes {early} of training"
+    return f"{text} is first reached by {winner} after {early} of training, last by {loser} after {late}"
+
+
 def _times(factor: float) -> str:
-    return f"{factor:.2f} times" if factor < 2 else f"{factor:.2g} times" if factor < 10 else f"{factor:.0f} times"
+    return f"{factor:.2f} times" if factor < 1.995 else f"{factor:.2g} times" if factor < 10 else f"{factor:.0f} times"
 
 
 def _what_for(each: Figures) -> str:
@@ -226,8 +276,8 @@ def _accuracies(figures: list[Figures]) -> str:
     low, high = reached[0], reached[-1]
     texts = list(dict.fromkeys(format_percent(each.accuracy) for each in (low, high)))
     clause = f"accuracy {' to '.join(texts)}"
-    if high.accuracy < _LEARNT_LITTLE and len(reached) > 1:
-        clause = f"accuracy {texts[-1]} at most"
-    elif high.accuracy - low.accuracy > 0.01:
+    if differ(reached):
         clause = f"accuracy from {texts[0]} ({low.label}) to {texts[1]} ({high.label})"
+    elif high.accuracy < _LEARNT_LITTLE and len(reached) > 1:
+        clause = f"accuracy {texts[-1]} at most"
     return clause + (f", while the loss of {join(diverged)} diverged" if diverged else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from sample_records import make_record
@@ -19,7 +20,7 @@ def terms_under(section: Section, title: str) -> dict[str, list[str]]:
 
 
 def changed(record: Record, **fields: Any) -> Record:
-    return Record(**{**vars(record), **fields})
+    return dataclasses.replace(record, **fields)
 
 
 def test_what_is_common_stands_once() -> None:

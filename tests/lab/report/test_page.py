@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import os
 import re
@@ -61,7 +62,7 @@ def test_the_same_records_make_the_same_page() -> None:
 def test_names_are_written_as_they_are() -> None:
     evil = "<script>alert(1)</script>"
     record = make_record(evil, task=evil, network={"asked": evil})
-    page = make_page([Record(**{**vars(record), "command": evil, "machine": {evil: evil}, "spec": f"{evil}2"})])
+    page = make_page([dataclasses.replace(record, command=evil, machine={evil: evil}, spec=f"{evil}2")])
     assert evil not in page
     assert page.count("<script>") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sample_records import make_empty, make_race, make_record
 
 from tutti.lab.figures import read_figures
@@ -56,7 +58,7 @@ def test_results_sort_by_what_was_measured() -> None:
 
 def test_a_spec_stands_under_a_name_that_does_not_say_it() -> None:
     record = make_record("ddp")
-    named = type(record)(**{**vars(record), "spec": "gradient-average(all-reduce(ring))"})
+    named = dataclasses.replace(record, spec="gradient-average(all-reduce(ring))")
     for each, note in ((record, ""), (named, "gradient-average(all-reduce(ring))")):
         (row,) = table_of(make_results([each])).rows
         assert isinstance(row[0], Cell)

@@ -83,10 +83,10 @@ def _make_chart(
     labels = make_labels(records, LABEL_LENGTH)
     silent = [label for label, c in zip(labels, curves, strict=True) if c.values and not c.goes_along("bytes")]
     panels = [_draw_over_epochs, _draw_over_seconds]
-    where = "epochs and seconds of training, without the seconds of evaluation"
+    where = "epochs and seconds of training of the slowest worker, without evaluation"
     if any(curve.points("bytes") for curve in curves):
         panels.append(_draw_over_bytes)
-        where = "epochs, seconds of training (without those of evaluation) and what worker 0 had sent"
+        where = "epochs, seconds of training of the slowest worker (without evaluation) and what worker 0 had sent"
         note = (f" Without a line over bytes, as none were counted: {join(silent)}." if silent else "") + note
     keys = [line_key(label, index) for index, label in enumerate(labels) if curves[index].values]
     equal = "; lines that lie upon each other are equal" if len(keys) > 1 else ""
@@ -199,8 +199,9 @@ def make_step_chart(records: list[Record]) -> Chart | None:
         return None
     rows = max(4, len(figures))
     caption = (
-        "A median step; the first ones are not counted. Computing and waiting for communication (exposed) add up to "
-        "the step. Communication that ran beside computing (hidden) adds nothing to it and stands under it."
+        "The seconds of training of the slowest worker over its steps, the first ones included; what they went to is "
+        "the mean over all workers. Computing and waiting for communication or slower workers (exposed) add up to the "
+        "step. Communication that ran beside computing (hidden) adds nothing to it and stands under it."
     )
     return Chart(
         "Where a step's time went",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tutti.lab.equal_accuracy import differ, find_equal
 from tutti.lab.export import flatten
 from tutti.lab.figures import Figures, read_figures
 from tutti.lab.labels import describe_choices, join
+from tutti.lab.limits import describe_limits
 from tutti.lab.network import find_doubts
 from tutti.lab.record import Record
 from tutti.lab.table import describe_own_models
@@ -29,6 +31,7 @@ def make_facts(records: list[Record]) -> list[str]:
     if len({each.work for each in figures if math.isfinite(each.step)}) == 1:
         facts += [_say_sent(workers), _say_first(records, figures)]
     facts += [f"{said}." for said in describe_choices(records, [each.label for each in figures])]
+    facts += [f"{said}." for said in describe_limits(records, [each.label for each in figures])]
     facts += [_say_lost(records, figures)]
     facts += _say_own_models(records)
     facts += _say_doubts(records)
@@ -60,27 +63,19 @@ def _say_sent(workers: list[Figures]) -> str:
 
 
 def _say_first(records: list[Record], figures: list[Figures]) -> str:
-    """Who is first and who last at the accuracy that all of them reach."""
-    sound = [pair for pair in zip(records, figures, strict=True) if _learnt(pair[1])]
-    points = {each.label: [(e["accuracy"], e["seconds"]) for e in record.evaluations] for record, each in sound}
-    common = min((max(accuracy for accuracy, _ in reached) for reached in points.values()), default=0.0)
-    if len(points) < 2 or common < _LEARNT_LITTLE:
+    """Who is first and who last at the accuracy that all of them reach; where accuracies differ the finding says it."""
+    found = find_equal(records, figures)
+    if found is None or found.accuracy < _LEARNT_LITTLE or differ([f for f in figures if f.workers > 1] or figures):
         return ""
-    times = sorted(
-        (next(s for accuracy, s in reached if accuracy >= common), label) for label, reached in points.items()
-    )
+    common, times = found.accuracy, found.times
     (first, winner), (last, loser) = times[0], times[-1]
     if format_seconds(first) == format_seconds(last):
         return ""
-    all_of = f"all {len(points)} runs" if len(points) == len(records) else f"{len(points)} runs that did not diverge"
+    all_of = f"all {len(times)} runs" if len(times) == len(records) else f"{len(times)} runs that did not diverge"
     return (
         f"{format_percent(common)} accuracy is reached by {all_of}: first by {winner}, after {format_seconds(first)} "
         f"of training, and last by {loser}, after {format_seconds(last)}."
     )
-
-
-def _learnt(each: Figures) -> bool:
-    return math.isfinite(each.accuracy) and not each.diverged
 
 
 def _say_lost(records: list[Record], figures: list[Figures]) -> str:

@@ -6,21 +6,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tutti.lab.figures import Figures, find_baseline, name_baseline, read_figures
+from tutti.lab.figures import Figures, find_baseline, name_baseline, read_figures, say_own_clocks
 from tutti.lab.labels import make_labels
 from tutti.lab.record import Record
 from tutti.lab.report.charts import make_accuracy_chart, make_loss_chart, make_step_chart
 from tutti.lab.report.facts import make_facts
 from tutti.lab.report.parts import Bullets, Cell, Paragraph, Part, Section, Table
-from tutti.lab.table import finding
+from tutti.lab.table import TIMES, finding
 from tutti.lab.units import NOTHING, common_unit, format_bytes, format_number, format_percent, format_seconds
 
 _LABEL_LENGTH = 120
 _BY_FORMULA = "≈ by formula, as a backend's own operations do not pass our wire"
 _SOURCES = {  # what stands before a size, and what it means
-    "metered": ("", "metered on our wire"),
+    "metered": ("", "payload metered on our wire"),
     "formula": ("≈ ", _BY_FORMULA),
-    "interface": ("^ ", "^ counted by the network interface"),
+    "interface": ("^ ", "^ counted by the network interface, with headers and acknowledgements"),
 }
 
 
@@ -43,18 +43,24 @@ def make_results(records: list[Record]) -> Section:
         (f"step\n{unit}", lambda f: _fixed(f.step / scale, decimals)),
         (f"speed\n× {name_baseline(base)}", lambda f: _fixed(f.speed(base), 2)),
         ("samples/s\nmean ± std", lambda f: (f.rate, f"{_fixed(f.rate, 0)[1]} ± {_fixed(f.deviation, 0)[1]}")),
-        ("sent\nper step", lambda f: (f.nbytes, _SOURCES.get(f.source, ("",))[0] + format_bytes(f.nbytes))),
+        ("sent\nper step", lambda f: _size_sent(f, f.nbytes)),
+        *([("busiest\nworker", lambda f: _size_sent(f, f.busiest))] if any(f.is_uneven for f in figures) else []),
         (f"compute\n{unit}", lambda f: _fixed(f.compute / scale, decimals)),
         (f"hidden\n{unit}", lambda f: _fixed(f.hidden / scale, decimals)),
         (f"exposed\n{unit}", lambda f: _fixed(f.exposed / scale, decimals)),
+        (f"median step\n{unit}", lambda f: _fixed(f.median / scale, decimals)),
     ]
     rows = [
         [_name(record, each.label), *(_cell(read(each)) for _, read in columns)]
         for record, each in zip(records, figures, strict=True)
     ]
-    caption = "One run per row, steps at their median; choose a column to sort by it"
+    caption = "One run per row; choose a column to sort by it"
     table = Table(["run", *(header for header, _ in columns)], rows, caption)
     return Section("Results", [table, Paragraph(_explain_sources(figures), "note")])
+
+
+def _size_sent(each: Figures, nbytes: float) -> tuple[float, str]:
+    return nbytes, _SOURCES.get(each.source, ("",))[0] + format_bytes(nbytes)
 
 
 def _name(record: Record, label: str) -> Cell:
@@ -73,8 +79,12 @@ def _fixed(value: float, decimals: int) -> tuple[float, str]:
 
 def _explain_sources(figures: list[Figures]) -> str:
     means = [means for source, (_, means) in _SOURCES.items() if any(each.source == source for each in figures)]
+    older = f"; {said}" if (said := say_own_clocks(figures)) else ""
     sent = f" Bytes sent are one worker's, the mean of all: {'; '.join(means)}." if means else ""
-    return f"Hidden communication ran beside computing, exposed communication was waited for.{sent}"
+    return (
+        f"Step: {TIMES}; the median step leaves them out{older}. Compute and exposed add up to the step, as the mean over "
+        f"all workers; hidden communication ran beside computing, exposed was waited for.{sent}"
+    )
 
 
 # --- learning and steps ----------------------------------------------------------------------------------------------
@@ -104,11 +114,12 @@ def make_traffic(records: list[Record]) -> Section:
     rows = [[Cell(label), *_traffic_cells(record, kinds)] for record, label in zip(records, labels, strict=True)]
     header = ["run", *kinds, "all kinds", "busiest worker\nof all that is sent", "messages", "in calls\nper worker"]
     notes = (
-        "Sent by all workers together, from joining to leaving. "
+        "Payload sent by all workers together, from joining to leaving: the starting weights, evaluation and control "
+        "too, which what is sent per step leaves out, and no headers. "
         "In calls are the seconds that a worker spent sending and receiving, waiting included."
     )
     by_formula = any("formula" in row for record in records for row in _traffic(record))
-    table = Table(header, rows, "Bytes sent in the whole run, by kind")
+    table = Table(header, rows, "Payload sent in the whole run, by kind")
     return Section("Traffic", [table, Paragraph(f"{notes} {_BY_FORMULA}." if by_formula else notes, "note")])
 
 

@@ -249,11 +249,11 @@ def _bottlenecks(first: dict[str, Record]) -> Section:
 
 
 def _waiting(record: Record, rank: int) -> float:
-    return statistics.median(record.counted(record.measurements[rank]["exposed"]))
+    return float(statistics.median(record.counted(record.measurements[rank]["exposed"])))
 
 
 def _computing(record: Record, rank: int) -> float:
-    return statistics.median(record.counted(record.measurements[rank]["seconds"])) - _waiting(record, rank)
+    return float(statistics.median(record.counted(record.measurements[rank]["seconds"]))) - _waiting(record, rank)
 
 
 def _chart(first: dict[str, Record]) -> Chart:

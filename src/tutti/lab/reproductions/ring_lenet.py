@@ -116,7 +116,8 @@ def train_small(comm: Comm, report: Any, spec: str, plan: Plan, setting: Setting
     log = Measurements(comm.rank, sum(p.numel() for p in model.parameters()))
     report({"event": "begin", "steps": EPOCHS, "workers": comm.size, "parameters": log.parameters})
     run = distribute(model, optimizer, spec, comm=comm) if setting.synchronised == "before" else None
-    seconds = 0.0
+    comm.barrier()
+    start = comm.clock.now()
     for epoch in range(1, EPOCHS + 1):
         begun = comm.clock.now()
         own = _share(epoch, comm, plan, setting)
@@ -125,11 +126,11 @@ def train_small(comm: Comm, report: Any, spec: str, plan: Plan, setting: Setting
         loss.backward()
         waited = _step_late(model, optimizer, comm) if run is None else _step(run)
         optimizer.zero_grad()
-        seconds += comm.clock.now() - begun
         correct = int((outputs.argmax(1) == targets[own]).sum())
         log.exposed.append(waited)
-        _note(log, epoch, comm.clock.now() - begun, seconds, float(loss.detach()), correct / len(own), len(own))
-    report({"event": "step", "step": EPOCHS, "steps": EPOCHS, "loss": log.losses[-1], "seconds": seconds})
+        now = comm.clock.now()
+        _note(log, epoch, now - begun, now - start, float(loss.detach()), correct / len(own), len(own))
+    report({"event": "step", "step": EPOCHS, "steps": EPOCHS, "loss": log.losses[-1], "seconds": log.ends[-1]})
     if run is not None:
         run.close()
     log.bytes_per_step, log.bytes_source = comm.meter.sent("gradients") / EPOCHS, comm.meter.source("gradients")
@@ -182,15 +183,15 @@ def _step_late(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Comm) -
     return comm.clock.now() - begun
 
 
-def _note(
-    log: Measurements, epoch: int, took: float, seconds: float, loss: float, accuracy: float, samples: int
-) -> None:
+def _note(log: Measurements, epoch: int, took: float, end: float, loss: float, accuracy: float, samples: int) -> None:
+    """What is found of the own images is found within the step, so there is no evaluation to subtract."""
     log.seconds.append(took)
+    log.ends.append(end)
     log.hidden.append(0.0)
     log.samples.append(samples)
     log.losses.append(loss)
-    entry = {"epoch": epoch, "step": epoch, "seconds": seconds, "bytes": 0.0, "accuracy": accuracy, "loss": loss}
-    log.evaluations.append(entry)
+    entry = {"epoch": epoch, "step": epoch, "enter": end, "leave": end, "bytes": 0.0}
+    log.evaluations.append({**entry, "accuracy": accuracy, "loss": loss})
 
 
 def _gather(comm: Comm, log: Measurements) -> list[dict[str, Any]]:

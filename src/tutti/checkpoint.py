@@ -121,13 +121,14 @@ def _check_keep(keep: int | None) -> None:
 
 def _take_content(run: Resumable, identity: str, extras: dict[str, Any]) -> dict[str, Any]:
     """What one worker's file holds."""
+    state = run.state_dict()  # first: what is under way changes the objects, such as those that count it
     objects = {name: each.state_dict() for name, each in extras.items() if _is_object(each)}
     values = {name: each for name, each in extras.items() if not _is_object(each)}
     return {
         "run": identity,
         "rank": run.comm.rank,
         "steps": run.replica.steps,
-        "state": make_plain(run.state_dict(), "the run's state"),
+        "state": make_plain(state, "the run's state"),
         "others": [p.detach() for p in _others(run.replica)],
         "random": take_random_states(_device(run)),
         "objects": {name: make_plain(each, f"the state of {name}") for name, each in objects.items()},

@@ -74,7 +74,8 @@ def find_typed(add: Callable[[Commands], None], name: str, words: list[str]) -> 
     groups: Commands = argparse.ArgumentParser(prog="tutti").add_subparsers(parser_class=Parser)
     add(groups)
     parser = groups.choices[name]
-    parser.set_defaults(**{action.dest: argparse.SUPPRESS for action in parser._actions})  # no public list of them
+    for action in parser._actions:  # there is no public list of them
+        action.default = argparse.SUPPRESS
     found = vars(parser.parse_args(words))
     return {key: value for key, value in found.items() if key not in ("command", "words")}
 

@@ -1,4 +1,4 @@
-"""`tutti run --checkpoint-every` and `--continue`: how a run with checkpoints begins; see started.py for what it keeps."""
+"""How a run with checkpoints begins (`tutti run --checkpoint-every`, `--continue`); what it keeps is in started.py."""
 
 from __future__ import annotations
 

@@ -79,12 +79,12 @@ class Started:
             said, before = _plain(value), self.options.get(key)
             if key in _FREE or said == before:
                 continue
-            if key == "out" and Path(said).resolve() == out.resolve():
+            if key == "out" and said == str(out.resolve()):
                 continue
             if key == "specs":
                 raise UserError(f"the run in {out} is of '{self.name}', not of '{value}'; leave the spec out")
             option = "--" + key.replace("_", "-")
-            was = f"with {option} {before}" if before not in (None, False) else f"without {option}"
+            was = f"without {option}" if before is None or before is False else f"with {option} {before}"
             raise UserError(f"the run in {out} was started {was}; leave {option} out")
         options = {**self.options, **{key: value for key, value in typed.items() if key in _FREE}}
         paths = {key: Path(options[key]) for key in _PATHS if options.get(key) is not None}
@@ -105,4 +105,4 @@ def _find_file(out: Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return str(value.resolve()) if isinstance(value, Path) else value

@@ -21,7 +21,8 @@ from tutti.lab.record import Record
 from tutti.lab.started import Started, find_folder
 
 STEPS, EVERY = 24, 4
-WORK = ["--steps", str(STEPS), "--global-batch", "32", "--samples", "320", "--optimizer", "adam", "--lr", "0.002", "--quiet"]
+WORK = ["--steps", str(STEPS), "--global-batch", "32", "--samples", "320", "--quiet"]
+WORK += ["--optimizer", "adam", "--lr", "0.002"]
 SAVES = ["--checkpoint-every", str(EVERY), "--keep", "2"]
 
 
@@ -251,7 +252,6 @@ def tutti(*words: str) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        ,
     )
 
 

@@ -213,7 +213,7 @@ def test_a_new_run_does_not_mix_with_checkpoints_that_are_there(
     ("words", "sentence"),
     [
         (["--continue", "nowhere"], "nowhere holds no run to continue: there is no nowhere/checkpoints/run.json"),
-        ([], "tutti run needs a SPEC such as ddp (or --continue DIR)"),
+        ([], "tutti run needs one SPEC such as ddp (or --continue DIR)"),
         (["ddp", "--keep", "2"], "--keep says how many checkpoints stay, and there are none"),
         (["@specs", "--checkpoint-every", "5"], "--checkpoint-every is for one run and there are 2"),
         (["ddp", "--checkpoint-every", "5", "--resume", "--out", "out"], "--checkpoint-every saves one that is not"),

@@ -77,7 +77,8 @@ def find_typed(add: Callable[[Commands], None], name: str, words: list[str]) -> 
     for action in parser._actions:  # there is no public list of them
         action.default = argparse.SUPPRESS
     found = vars(parser.parse_args(words))
-    return {key: value for key, value in found.items() if key not in ("command", "words")}
+    options = {action.dest for action in parser._actions}
+    return {key: value for key, value in found.items() if key in options}
 
 
 # --- kinds of numbers ------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ _COMPARE_EXAMPLES = """
 
 def add(commands: Commands) -> None:
     run = add_command(commands, "run", _run, "train with one way to agree", _RUN_EXAMPLES)
-    run.add_argument("specs", metavar="SPEC", nargs="?", help="a preset such as ddp, or a spec in quotes")
+    run.add_argument("specs", metavar="SPEC", nargs="*", help="a preset such as ddp, or a spec in quotes")
     text = "train with several, one after another on the same work"
     compare = add_command(commands, "compare", _run, text, _COMPARE_EXAMPLES)
     compare.add_argument("specs", metavar="SPEC", nargs="*", help="presets, specs or @FILE (default: the race)")
@@ -74,7 +74,8 @@ def add(commands: Commands) -> None:
         _add_work(command)
         _add_place(command)
     _add_results(compare)
-    compare.set_defaults(save=None, checkpoint_every=None, keep=None, goes_on_in=None)
+    run.set_defaults(one=True)
+    compare.set_defaults(one=False, save=None, checkpoint_every=None, keep=None, goes_on_in=None)
     _add_results_of_one(run)
 
 
@@ -216,11 +217,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _specs(args: argparse.Namespace) -> list[str]:
     """What was typed: one of `run`, some of `compare`."""
-    if isinstance(args.specs, list):
-        return args.specs or list(RACE)
-    if args.specs is None:
-        raise UserError("tutti run needs a SPEC such as ddp (or --continue DIR); see tutti run --help")
-    return [args.specs]
+    if args.one and args.goes_on_in is None and len(args.specs) != 1:
+        raise UserError(
+            "tutti run needs one SPEC such as ddp (or --continue DIR), and tutti compare takes several; see tutti run "
+            "--help"
+        )
+    return args.specs or list(RACE)
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------

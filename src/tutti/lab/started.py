@@ -77,12 +77,12 @@ class Started:
         """The options it was started with, and those typed now that may differ; one that contradicts is refused."""
         for key, value in typed.items():
             said, before = _plain(value), self.options.get(key)
-            if key in _FREE or said == before:
+            if key in _FREE or said == before or (key == "specs" and not value):
                 continue
             if key == "out" and said == str(out.resolve()):
                 continue
             if key == "specs":
-                raise UserError(f"the run in {out} is of '{self.name}', not of '{value}'; leave the spec out")
+                raise UserError(f"the run in {out} is of '{self.name}', not of '{' '.join(value)}'; leave the spec out")
             option = "--" + key.replace("_", "-")
             was = f"without {option}" if before is None or before is False else f"with {option} {before}"
             raise UserError(f"the run in {out} was started {was}; leave {option} out")
@@ -93,7 +93,7 @@ class Started:
 
 def keep_options(options: dict[str, Any]) -> dict[str, Any]:
     """Those of a command, as JSON takes them."""
-    return {key: _plain(value) for key, value in options.items() if key not in ("command", "words")}
+    return {key: _plain(value) for key, value in options.items() if key not in ("command", "words", "one")}
 
 
 def find_folder(out: Path) -> Path:

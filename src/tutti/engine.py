@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
 from tutti.changes import Change
+from tutti.checkpoint import load_run, save_run
 from tutti.comm.base import SILENCE, Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, check_timeout, connect
@@ -116,6 +118,7 @@ class Run:
         self._waited = 0.0  # those of them that were for the lane
         self._first_batch, self._compared = b"", False
         self._closed = False
+        self.identity = ""  # of this run in its checkpoints, see checkpoint.py
         try:
             algorithm.setup(self.replica, self.lane)
         except BaseException:
@@ -300,6 +303,24 @@ class Run:
         self.replica.optimizers.load_state_dict(state["optimizer"])
         self.algorithm.load_state_dict(state["algorithm"])
         self.replica.load_steps(state["steps"], state.get("bucket_steps", []))
+
+    def save(self, folder: str | Path, keep: int | None = 1, **extras: Any) -> Path:
+        """Write a checkpoint of all workers into a folder that they share, where the newest `keep` stay; collective.
+
+        Beside the state of the run and the random states it holds `extras`: objects with state_dict and
+        load_state_dict (`scheduler=scheduler`), and plain values (`epoch=3`).
+        """
+        self._refuse_closed("run.save()")
+        return save_run(self, folder, keep, extras)
+
+    def load(self, folder: str | Path, **extras: Any) -> dict[str, Any]:
+        """Go on from the newest checkpoint of the folder, or from one that is named (`folder/step-00000400`);
+        collective. The objects among `extras` are restored in place; plain values that were saved are returned.
+
+        With another number of workers or another algorithm a warning says what was lost.
+        """
+        self._refuse_closed("run.load()")
+        return load_run(self, folder, extras)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

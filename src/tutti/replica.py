@@ -276,7 +276,7 @@ class Replica:
 
     def load_steps(self, steps: int, of_buckets: list[int]) -> None:
         """As they were; buckets that are others now count the run's."""
-        self.steps = steps
+        self.steps, self._steps_with = steps, {}
         known = of_buckets if len(of_buckets) == len(self.buckets) else [steps] * len(self.buckets)
         for bucket, count in zip(self.buckets, known, strict=True):
             bucket.steps = count

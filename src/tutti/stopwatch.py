@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ class Measurements:
     traffic: list[dict[str, object]] = field(default_factory=list)
     lost: int = 0  # messages that it sent and that were lost on the way
     choices: dict[str, str] = field(default_factory=dict)  # what the algorithm found out by itself
+    continued: list[int] = field(default_factory=list)  # the steps whose checkpoints it went on from
 
 
 class Stopwatch:
@@ -86,6 +88,44 @@ class Stopwatch:
         entry = {"epoch": epoch, "step": step, "enter": enter, "leave": leave, "bytes": self._so_far()}
         self._log.evaluations.append({**entry, **found})
         self._say("evaluation")
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def pause(self, work: Callable[[], Any]) -> None:
+        """All workers do this, which is no training: the clock stands still while all of them are at it."""
+        self._entered = self._run.clock.now() - self._start
+        work()
+        left = self._run.clock.now() - self._start
+        self._start += max(0.0, min(self._each(left)) - max(self._each(self._entered)))
+
+    def resume(self) -> None:
+        """What was measured has been loaded: the clock goes on from where the slowest worker stopped."""
+        entered = max(self._each(self._entered))
+        self._log.continued.append(len(self._log.seconds))
+        self._passed_at_start = self._passed() - self._passed_so_far
+        self._run.comm.barrier()
+        self._start = self._said = self._run.clock.now() - entered
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was measured so far, as it is inside of `pause`."""
+        return {
+            "log": json.dumps(asdict(self._log)),
+            "entered": self._entered,
+            "trained": self._trained,
+            "sent": self._at_start,
+            "formula": self._formula_at_start,
+            "lost": self._lost_at_start,
+            "passed": self._passed() - self._passed_at_start,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The meter, whose counts are absolute, is restored too."""
+        self._log = Measurements(**json.loads(state["log"]))
+        self._entered, self._trained, self._passed_so_far = state["entered"], state["trained"], state["passed"]
+        self._at_start, self._formula_at_start, self._lost_at_start = state["sent"], state["formula"], state["lost"]
+
+    def _each(self, moment: float) -> list[float]:
+        return [float(row) for row in self._run.comm.gather_bytes(repr(moment).encode())]
 
     def collect(self, own_accuracy: float | None) -> list[dict[str, Any]]:
         log, run = self._log, self._run

@@ -18,6 +18,7 @@ from tutti.engine import Run, distribute
 from tutti.errors import UserError
 from tutti.models.base import Model
 from tutti.partitions.base import Partition
+from tutti.resuming import Keeping, Saver
 from tutti.sampling import EpochSampler, ShareSampler
 from tutti.spec import Range, Share, parse
 from tutti.stopwatch import Stopwatch
@@ -127,7 +128,9 @@ def _try_partition(task: str, folder: str, samples: int | None, partition: str, 
     parse(partition, Partition).split(data.train.targets, workers, seed=0)
 
 
-def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> list[dict[str, Any]]:
+def train(
+    comm: Comm, report: Any, spec: str, plan: Plan, save: str = "", keeping: Keeping | None = None
+) -> list[dict[str, Any]]:
     """Train on this worker; every worker returns the measurements of all. The file `save` gets the mean model."""
     device = find_device(plan.device, comm.rank)
     if device.type == "cuda":
@@ -141,7 +144,8 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> lis
         watch = Stopwatch(run, report, plan.total_steps(sampler.steps), device, _count_classes(sampler, data))
         run.algorithm.expect(watch.total)
         schedule = plan.make_schedule(optimizer, watch.total)
-        for indices, chances, epochs in _batches(sampler, watch.total, task.chances):
+        saver = Saver(keeping, run, watch, comm, schedule=schedule)
+        for indices, chances, epochs in _batches(sampler, watch.total, task.chances, saver.go_on()):
             watch.begin()
             inputs, targets = (t.to(device) for t in task.batch(data.train, indices))
             inputs = task.augment(inputs, chances.to(device))
@@ -154,6 +158,7 @@ def train(comm: Comm, report: Any, spec: str, plan: Plan, save: str = "") -> lis
             watch.end(loss, len(indices))
             if epochs:
                 watch.evaluated(epochs, _evaluate(run, task, data.test, device))
+            saver.save_if_due()
         if save:
             _save(run, Path(save))
         return watch.collect(_find_own_accuracy(run, task, data.test, device))
@@ -169,14 +174,16 @@ def _count_classes(sampler: EpochSampler | ShareSampler, data: Data) -> list[int
 
 
 def _batches(
-    sampler: EpochSampler | ShareSampler, total: int, chances: int
+    sampler: EpochSampler | ShareSampler, total: int, chances: int, done: int = 0
 ) -> Iterator[tuple[Tensor, Tensor, float | None]]:
-    """(indices, so many chances for each, and where to evaluate how many epochs are over) for so many steps."""
-    done, epoch = 0, 0
+    """(indices, so many chances for each, and where to evaluate how many epochs are over) for so many steps, behind
+    those that are done."""
+    epoch = done // sampler.steps
     while done < total:
         epoch += 1
         parts, drawn = sampler.epoch(epoch), sampler.chances(epoch, chances)
-        for position, indices in enumerate(parts, start=1):
+        start = done - (epoch - 1) * sampler.steps
+        for position, indices in enumerate(parts[start:], start=start + 1):
             done += 1
             evaluates = position == len(parts) or done == total
             yield indices, drawn[indices], epoch - 1 + position / len(parts) if evaluates else None

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ class Lossy(Metered):
         check_wire(comm.wire)
         super().__init__(*((comm.inner, comm.meter) if isinstance(comm, Metered) else (comm, Meter())))
         self._name = "main"  # of this wire, among its forks
-        self._forks = 0
+        self._forks: list[Lossy] = []
         self._sent: Counter[tuple[int, str]] = Counter()  # messages so far, by peer and tag
         self._received: Counter[tuple[int, str]] = Counter()
 
@@ -166,10 +167,10 @@ class Lossy(Metered):
         return peer
 
     def fork(self, name: str) -> Lossy:
-        self._forks += 1
         inner, loss = Metered(self.inner.fork(name), self.meter), self.loss
         fork = Lossy(inner, loss.p, loss.seed, loss.deadline, loss.kinds)
-        fork._name = f"{self._name}/{name}-{self._forks}"
+        self._forks.append(fork)
+        fork._name = f"{self._name}/{name}-{len(self._forks)}"
         return fork
 
     @property
@@ -180,6 +181,18 @@ class Lossy(Metered):
             "a backend's own operations (native, torch-ddp) lose no messages of ours; take a route such as ring, "
             "or leave --loss out"
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which message comes next, here and on the forks: with it a run that goes on loses the same ones."""
+        counts = ([[*key, count] for key, count in counter.items()] for counter in (self._sent, self._received))
+        return {"counts": list(counts), "forks": [fork.state_dict() for fork in self._forks]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing may be under way, and the forks are those that there were."""
+        sent, received = ({(peer, tag): count for peer, tag, count in rows} for rows in state["counts"])
+        self._sent, self._received = Counter(sent), Counter(received)
+        for fork, saved in zip(self._forks, state["forks"], strict=True):
+            fork.load_state_dict(saved)
 
     def _lose(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> tuple[list[int], list[int]]:
         """How many copies of each message get lost."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,6 +83,16 @@ class Meter:
                 {"kind": kind, "peer": peer, **vars(tally)} for (kind, peer), tally in sorted(self.tallies.items())
             ]
             return rows + [{"kind": kind, "formula": nbytes} for kind, nbytes in sorted(self.by_formula.items())]
+
+    def state_dict(self) -> dict[str, object]:
+        with self._lock:
+            tallies = [[kind, peer, vars(tally).copy()] for (kind, peer), tally in self.tallies.items()]
+            return {"tallies": tallies, "by_formula": dict(self.by_formula)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._lock:
+            self.tallies = {(kind, peer): Tally(**counts) for kind, peer, counts in state["tallies"]}
+            self.by_formula = dict(state["by_formula"])
 
     def _tally(self, kind: str, peer: int) -> Tally:
         return self.tallies.setdefault((kind, peer), Tally())

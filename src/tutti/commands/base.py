@@ -35,6 +35,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """With the words themselves, for a command that wants to know which of its options were typed."""
+        found, rest = super().parse_known_args(args, namespace)
+        if found is not None and args is not None and not hasattr(found, "words"):
+            found.words = list(args)
+        return found, rest
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """In our words: the choices of an option, or (without a name to go before) the commands."""
         if action.choices is None or value in action.choices:
@@ -60,6 +67,18 @@ def add_command(
     )
     parser.set_defaults(command=function)
     return parser
+
+
+def find_typed(add: Callable[[Commands], None], name: str, words: list[str]) -> dict[str, Any]:
+    """Which options of a command stand among the words, whether or not they are the default."""
+    groups: Commands = argparse.ArgumentParser(prog="tutti").add_subparsers(parser_class=Parser)
+    add(groups)
+    parser = groups.choices[name]
+    for action in parser._actions:  # there is no public list of them
+        action.default = argparse.SUPPRESS
+    found = vars(parser.parse_args(words))
+    options = {action.dest for action in parser._actions}
+    return {key: value for key, value in found.items() if key in options}
 
 
 # --- kinds of numbers ------------------------------------------------------------------------------------------------

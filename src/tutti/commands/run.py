@@ -20,6 +20,7 @@ from tutti.commands.base import (
     check_file,
     check_folder,
     check_place,
+    find_typed,
     fraction,
     natural,
     positive,
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from tutti.commands.base import Commands
     from tutti.lab.record import Record
     from tutti.lab.run import Entry
+    from tutti.lab.started import Started
     from tutti.launch import LaunchOptions
     from tutti.networks.base import Network
+    from tutti.resuming import Keeping
     from tutti.train import Plan
 
 RACE = ("single", "gather-scatter", "all-gather", "all-reduce", "ring", "ddp", "torch-ddp")
@@ -50,6 +53,8 @@ _RUN_EXAMPLES = """
   tutti run d-psgd --loss 10%                      every tenth message gets lost
   tutti run d-psgd --save model.pt                 keeps the mean of all workers' models, as a state_dict
   tutti run ddp --tls --deadline 10s
+  tutti run ddp --checkpoint-every 200 --keep 3 --out runs/long    saves the whole run behind every 200 steps
+  tutti run --continue runs/long                   stopped or killed, it goes on where it was, with the same bits
 """
 _COMPARE_EXAMPLES = """
   tutti compare                                    the race: LeNet-5 on digits, 4 workers, seven ways to average
@@ -62,17 +67,17 @@ _COMPARE_EXAMPLES = """
 
 def add(commands: Commands) -> None:
     run = add_command(commands, "run", _run, "train with one way to agree", _RUN_EXAMPLES)
-    run.add_argument("specs", metavar="SPEC", nargs=1, help="a preset such as ddp, or a spec in quotes")
+    run.add_argument("specs", metavar="SPEC", nargs="*", help="a preset such as ddp, or a spec in quotes")
     text = "train with several, one after another on the same work"
     compare = add_command(commands, "compare", _run, text, _COMPARE_EXAMPLES)
     compare.add_argument("specs", metavar="SPEC", nargs="*", help="presets, specs or @FILE (default: the race)")
     for command in (run, compare):
         _add_work(command)
         _add_place(command)
-    text = "where the trained model goes, as a state_dict; where workers differ, the mean of theirs"
-    _add_results(run).add_argument("--save", type=Path, metavar="FILE", help=text)
     _add_results(compare)
-    compare.set_defaults(save=None)
+    run.set_defaults(one=True)
+    compare.set_defaults(one=False, save=None, checkpoint_every=None, keep=None, goes_on_in=None)
+    _add_results_of_one(run)
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:
@@ -152,29 +157,44 @@ def _add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return results
 
 
+def _add_results_of_one(run: argparse.ArgumentParser) -> None:
+    results = _add_results(run)
+    text = "where the trained model goes, as a state_dict; where workers differ, the mean of theirs"
+    results.add_argument("--save", type=Path, metavar="FILE", help=text)
+    text = "save the whole run into --out behind every N steps"
+    results.add_argument("--checkpoint-every", type=positive, metavar="N", help=text)
+    results.add_argument("--keep", type=positive, metavar="K", help="how many checkpoints stay (default: 1)")
+    text = "go on with the run that was started with --checkpoint-every N --out DIR; its options are known"
+    results.add_argument("--continue", type=Path, metavar="DIR", dest="goes_on_in", help=text)
+
+
 # --- run and compare -------------------------------------------------------------------------------------------------
 
 
 def _run(args: argparse.Namespace) -> int:
+    started = _find_started(args)
     network = enter_network(args.network)
     from tutti.comm.rendezvous import find_place
-    from tutti.lab.run import Entry, check_all, run_entries
+    from tutti.lab.run import Entry, check_all, find_record, run_entries
     from tutti.lab.screen import Screen
 
     if args.resume and args.out is None:
         raise UserError("--resume needs --out DIR: the folder whose finished runs are kept")
-    entries = [Entry.read(name) for name in _names(args.specs or list(RACE))]
+    entries = [Entry.read(name) for name in _names(_specs(args))]
     plan = _plan(args)
+    if started is not None:
+        entries, plan = [Entry.read(started.spec, started.name)], type(plan)(**started.plan)
     place = find_place()
     speaks = (place is None or place.rank == 0) and args.node_rank == 0
     with _launch_options(args, network) as options:
-        if args.tuned:
+        if args.tuned and started is None:
             entries = [_tune(entry, plan, options, speaks) for entry in entries]
         check_all(entries, plan, options, network)
         out = args.out or _new_folder()
         made_here = not out.exists()
         if speaks:
             _check_save(args, entries)
+            _check_checkpoints(args, entries)
             if args.json == args.csv == "-":
                 raise UserError("--json and --csv cannot both go to standard output; give one of them a file")
             check_file(args.json, "--json")
@@ -182,18 +202,68 @@ def _run(args: argparse.Namespace) -> int:
             if args.tensorboard is not None:
                 check_place(args.tensorboard, "--tensorboard")
             check_folder(out, "--out")
-            if not args.resume:
+            if not args.resume and started is None:
                 _tell_of_records(out)
+            if args.checkpoint_every:
+                from tutti.lab.continuing import announce
+
+                started = announce(vars(args), entries[0], plan, options.workers, out, started)
         with (
             _no_empty_folder(out) if made_here else nullcontext(),
             network.open(options.workers) as fabric,
             Screen(quiet=args.quiet or not speaks) as screen,
         ):
             warn(fabric.description)
-            records = run_entries(entries, plan, replace(options, fabric=fabric), out, screen, args.resume, args.save)
+            here = replace(options, fabric=fabric)
+            records = run_entries(entries, plan, here, out, screen, args.resume, args.save, _keeping(args, out))
+    if records and speaks and started is not None:
+        started.finish(out, find_record(out, entries[0]))
     if records and speaks:
         _show(records, out, args)
     return 0
+
+
+def _specs(args: argparse.Namespace) -> list[str]:
+    """What was typed: one of `run`, some of `compare`."""
+    if args.one and args.goes_on_in is None and len(args.specs) != 1:
+        raise UserError(
+            "tutti run needs one SPEC such as ddp (or --continue DIR), and tutti compare takes several; see tutti run "
+            "--help"
+        )
+    return args.specs or list(RACE)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def _find_started(args: argparse.Namespace) -> Started | None:
+    """The run that --continue names; its options take the place of those that were not typed."""
+    if args.goes_on_in is None:
+        return None
+    from tutti.lab.started import Started
+
+    if args.resume:
+        raise UserError("--resume keeps runs that are finished, --continue goes on with one that is not; give one")
+    started = Started.read(args.goes_on_in)
+    vars(args).update(started.merge(find_typed(add, "run", args.words), args.goes_on_in))
+    return started
+
+
+def _check_checkpoints(args: argparse.Namespace, entries: list[Entry]) -> None:
+    if args.keep and not args.checkpoint_every:
+        raise UserError("--keep says how many checkpoints stay, and there are none; give --checkpoint-every N too")
+    if args.checkpoint_every and len(entries) > 1:
+        raise UserError(f"--checkpoint-every is for one run and there are {len(entries)}; run them one by one")
+    if args.checkpoint_every and args.resume:
+        raise UserError("--resume keeps finished runs and --checkpoint-every saves one that is not; use --continue DIR")
+
+
+def _keeping(args: argparse.Namespace, out: Path) -> Keeping | None:
+    from tutti.lab.continuing import keep_in
+
+    if not args.checkpoint_every:
+        return None
+    return keep_in(out, args.checkpoint_every, args.keep or 1, args.goes_on_in is not None)
 
 
 def _tell_of_records(out: Path) -> None:

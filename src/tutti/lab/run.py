@@ -17,6 +17,7 @@ from tutti.errors import UserError
 from tutti.lab.record import Record, describe_command, describe_machine, describe_versions
 from tutti.launch import LaunchOptions, Report, WorkerFunction, launch
 from tutti.networks.base import Network
+from tutti.resuming import Keeping
 from tutti.spec import parse
 from tutti.train import Plan, find_device, train
 
@@ -107,9 +108,11 @@ def run_entries(
     audience: Audience,
     resume: bool = False,
     save: Path | None = None,
+    keeping: Keeping | None = None,
 ) -> list[Record]:
     """Run them in the order given; each record is on disk before the next run begins. `save` gets the mean model."""
-    args = (str(save.resolve()),) if save else ()
+    kept = (keeping,) if keeping else ()
+    args = (str(save.resolve()) if save else "", *kept) if save or kept else ()
     records = []
     for index, entry in enumerate(entries, start=1):
         if entry.algorithm.one_worker and options.node_rank > 0:
@@ -121,10 +124,15 @@ def run_entries(
             record = run_once(entry, own, options, audience.event, args=args)
             if record is None:
                 continue  # another node or rank has worker 0
-            record.save(out / f"{index:02d}-{entry.label}.json")
+            record.save(find_record(out, entry, index))
         audience.done(record)
         records.append(record)
     return records
+
+
+def find_record(out: Path, entry: Entry, index: int = 1) -> Path:
+    """Where the record of one of several runs goes."""
+    return out / f"{index:02d}-{entry.label}.json"
 
 
 def run_once(

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import threading
 import warnings
 import weakref
 import zlib
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -19,13 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
-from tutti.comm.base import Comm, Lane
+from tutti.comm.base import Comm, Lane, PeerLost
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, connect
 from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
+from tutti.guard import EVERY, Guard, read_interval
+from tutti.operations import Operations
 from tutti.replica import Replica
+from tutti.setup_check import describe, require_same
 from tutti.spec import parse
+from tutti.watch import Watch, watch
 
 _in_use: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of runs that are not closed
 
@@ -39,23 +44,28 @@ def distribute(
     wire: str | None = None,
     interface: str | None = None,
     timeout: float = 60.0,
+    guard: bool | int = True,
 ) -> Run:
     """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one).
 
     The wire is ours ("shared": memory within a machine, sockets between machines; "tcp": sockets only) for a model on
     the CPU, and torch's process group ("torch": nccl) for one on a GPU.
+
+    Every `guard` steps (True: after the first and every 100) workers compare checksums of what must be equal, and
+    workers that call different operations are stopped; False for neither.
     """
     if isinstance(algorithm, str):
         algorithm = parse(algorithm, Algorithm)
     first = next(model.parameters(), None)
     if first is None:
         raise UserError("the model has no parameters: there is nothing to train")
+    every = read_interval(guard)
     if comm is not None:
-        return Run(model, optimizer, replace(algorithm), comm, owns_comm=False)
+        return Run(model, optimizer, replace(algorithm), comm, owns_comm=False, guard=every)
     kind = first.device.type
     comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "shared"), interface, None, timeout, kind))
     try:
-        return Run(model, optimizer, replace(algorithm), comm, owns_comm=True)
+        return Run(model, optimizer, replace(algorithm), comm, owns_comm=True, guard=every)
     except BaseException:
         comm.close()
         raise
@@ -65,7 +75,13 @@ class Run:
     """A training run of this worker; use it plainly (it is closed at exit) or in a `with`."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, comm: Comm, owns_comm: bool
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        comm: Comm,
+        owns_comm: bool,
+        guard: int = EVERY,
     ) -> None:
         self._device = next(model.parameters()).device
         check(algorithm, comm.wire, comm.size, self._device)
@@ -74,12 +90,19 @@ class Run:
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
-        self._make_equal(_tensors(model, optimizer))
+        tensors = _tensors(model, optimizer)
+        require_same(self.comm, describe(algorithm, optimizer, guard), tensors)
+        self._make_equal(tensors)
+        self.operations = Operations()
         self.lane = Lane(self.comm.fork("lane"), self._device)
-        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
+        self._watch = watch(self.comm, self.lane.comm, self.operations) if guard else None
+        self._finalizer = weakref.finalize(
+            self, _close_plainly, self.lane, self.comm if owns_comm else None, self._watch
+        )
         self.replica = Replica(model, optimizer, self.comm.zeros)
         self.replica.on_end = self._end_of_backward
         self._consensus = Consensus(algorithm, self.replica, self.comm)
+        self._guard = Guard(guard, algorithm, self.replica, self.comm, self.operations, self._watch)
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
         self._first_batch, self._compared = b"", False
@@ -126,14 +149,16 @@ class Run:
         self._consensus.refuse("a step")
         if self.replica.buckets and not self.replica.exchanged:
             self.replica.finish()  # this worker had no backward: take part with nothing
-        if not self._compared:
-            self._compare_first_batches()
-        self.replica.scaler = scaler
-        self.algorithm.step(self.replica)
-        if self.replica.buckets:
-            self._finish()  # what the step has put on the lane
-        self.replica.exchanged = False
-        self.replica.steps += 1
+        with self.operations.during("step", self.replica.steps):
+            if not self._compared:
+                self._compare_first_batches()
+            self.replica.scaler = scaler
+            self.algorithm.step(self.replica)
+            if self.replica.buckets:
+                self._finish()  # what the step has put on the lane
+            self.replica.exchanged = False
+            self.replica.steps += 1
+            self._compare()
 
     def accumulate(self) -> AbstractContextManager[None]:
         """`with run.accumulate(): loss.backward()` adds gradients up; the first backward outside exchanges the sum."""
@@ -144,19 +169,24 @@ class Run:
         if isinstance(value, Tensor):
             exact = value if value.is_floating_point() or value.is_complex() else value.double()
             total = exact.detach().clone(memory_format=torch.contiguous_format)
-            self.comm.all_reduce(total, tag="metrics/mean")
+            with self._operation("mean"):
+                self.comm.all_reduce(total, tag="metrics/mean")
             return total / self.size
-        return float(self.sums([value])[0]) / self.size
+        number = [float(value)]
+        with self._operation("mean"):
+            return float(self.sums(number)[0]) / self.size
 
     def sums(self, values: list[float]) -> Tensor:
         """The sums over all workers of a few numbers, in one exchange."""
         total = torch.tensor(values, dtype=torch.float64)
-        self.comm.all_reduce(total, tag="metrics/mean")
+        with self._operation("sums"):
+            self.comm.all_reduce(total, tag="metrics/mean")
         return total
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so."""
-        return bool(self.sums([float(flag)])[0] > 0)
+        with self._operation("any"):
+            return bool(self.sums([float(flag)])[0] > 0)
 
     def take_times(self) -> tuple[float, float]:
         """(hidden, exposed) seconds of communication since the last call."""
@@ -174,18 +204,22 @@ class Run:
         was. Exchanges under way are waited for, which changes no result; `model.training` is left alone. Where all
         workers are equal anyway nothing is sent. How batch-norm statistics are treated: see consensus.py.
         """
-        return self._consensus.hold()
+        return self._consensus.hold(self._operation("consensus") if self._consensus.sends else nullcontext())
 
     def consensus_distance(self) -> float:
         """sqrt(mean_i |x_i - mean|^2) over the trained weights: how far the workers are apart; collective.
 
         It sends the model as `consensus` does; inside `with run.consensus()`, where the mean is there, one number.
         """
-        return self._consensus.distance()
+        if self.algorithm.equal:
+            return self._consensus.distance()
+        with self._operation("consensus_distance"):
+            return self._consensus.distance()
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """The state_dict of the mean model, as a copy on the CPU, to be saved by one of the workers; collective."""
-        return self._consensus.state_dict()
+        with self._operation("consensus_state_dict") if self._consensus.sends else nullcontext():
+            return self._consensus.state_dict()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -226,10 +260,14 @@ class Run:
         finally:
             self._let_go()
 
-    def _let_go(self) -> None:
+    def _let_go(self, error: BaseException | None = None) -> None:
         if self._closed:
             return
         self._closed = True
+        if self._watch is not None:
+            self._watch.close(error)
+            if error is not None:  # what the lane waits for may never come
+                self.lane.comm.interrupt(PeerLost(f"worker {self.rank} has left its run by an error"))
         _in_use.discard(self.replica.optimizer)
         for hook in self._hooks:
             hook.remove()
@@ -246,16 +284,27 @@ class Run:
         if error is None:
             self.close()
         else:
-            self._let_go()
+            self._let_go(error)
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
     def _end_of_backward(self) -> None:
         self._consensus.refuse("a backward")
-        self._finish()
+        agree = self.size > 1 and self.algorithm.buffers != "local"
+        collective = self.algorithm.exchanges_in_backward or (agree and any(True for _ in self.replica.model.buffers()))
+        with self._operation("backward") if collective else nullcontext():
+            self._finish()
+            begun = self.clock.now()
+            if agree:
+                self._agree_on_buffers()
+            self.exposed += self.clock.now() - begun
+
+    def _operation(self, name: str) -> AbstractContextManager[None]:
+        return self.operations.during(name, self.replica.steps)
+
+    def _compare(self) -> None:
         begun = self.clock.now()
-        if self.size > 1 and self.algorithm.buffers != "local":
-            self._agree_on_buffers()
+        self._guard.after_step()
         self.exposed += self.clock.now() - begun
 
     def _finish(self) -> None:
@@ -279,12 +328,7 @@ class Run:
                 buffer.copy_(part.view(buffer.shape))
 
     def _make_equal(self, tensors: list[tuple[str, Tensor]]) -> None:
-        """Worker 0's parameters and buffers, everywhere; a model of another shape is refused before anything hangs."""
-        shape = ";".join(f"{name}{tuple(t.shape)}{t.dtype}{t.requires_grad}" for name, t in tensors)
-        digests = self.comm.gather_bytes(b"%d %d" % (zlib.crc32(shape.encode()), len(tensors)))
-        for rank, digest in enumerate(digests):
-            if digest != digests[0]:
-                raise UserError(f"the model of worker {rank} has other parameters than that of worker 0")
+        """Worker 0's parameters and buffers, everywhere."""
         for _, tensor in tensors:
             _in_place(tensor.detach(), lambda t: self.comm.broadcast(t, tag="weights/start"))
 
@@ -342,9 +386,11 @@ def _in_place(tensor: Tensor, operate: Any) -> None:
         tensor.copy_(copy)
 
 
-def _close_plainly(lane: Lane, comm: Comm | None) -> None:
-    if threading.current_thread().name.startswith("tutti-lane"):
+def _close_plainly(lane: Lane, comm: Comm | None, guardian: Watch | None) -> None:
+    if threading.current_thread().name.startswith(("tutti-lane", "tutti-watch")):
         return
+    if guardian is not None:
+        guardian.close(getattr(sys, "last_value", None))  # set where the program has ended by an error
     lane.close()
     lane.comm.close()
     if comm is not None:

@@ -28,6 +28,8 @@ class Algorithm(Member):
     noun: ClassVar[str] = "algorithm"
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "broadcast"
     equal: ClassVar[bool] = True  # all workers hold the same weights behind every step
+    equal_state: ClassVar[bool] = False  # all workers' optimizers hold the same state after every step
+    exchanges_in_backward: ClassVar[bool] = False  # each backward is an operation that all workers must make
     deterministic: ClassVar[bool] = True
     one_worker: ClassVar[bool] = False  # runs on a single worker, with the whole batch
     needs_process_group: ClassVar[bool] = False

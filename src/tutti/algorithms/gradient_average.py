@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -49,6 +49,9 @@ class GradientAverage(Algorithm):
     overlap: bool = True
     update: Literal["whole", "bucket"] = "whole"
     wait: Literal["backward", "forward"] = "backward"
+
+    equal_state: ClassVar[bool] = True
+    exchanges_in_backward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.wait == "forward" and (self.update == "whole" or not self.overlap):

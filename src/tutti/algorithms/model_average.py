@@ -71,6 +71,10 @@ class ModelAverage(Algorithm):
     def buffers(self) -> Literal["average", "local"]:  # type: ignore[override]
         return "average" if self.equal else "local"
 
+    @property
+    def exchanges_in_backward(self) -> bool:  # type: ignore[override]
+        return self.update == "bucket"
+
     def setup(self, replica: Replica, lane: Lane) -> None:
         if self.update == "bucket":
             replica.require_own_steps()

@@ -90,6 +90,14 @@ class Switch(Algorithm):
         return self.current.equal
 
     @property
+    def equal_state(self) -> bool:  # type: ignore[override]
+        return self.current.equal_state
+
+    @property
+    def exchanges_in_backward(self) -> bool:  # type: ignore[override]
+        return self.current.exchanges_in_backward
+
+    @property
     def buffers(self) -> Literal["broadcast", "average", "local"]:  # type: ignore[override]
         return self.current.buffers
 

@@ -30,6 +30,7 @@ class TorchDDP(Algorithm):
     unused: bool = False  # find_unused_parameters
 
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "local"  # DDP broadcasts them itself
+    equal_state: ClassVar[bool] = True
     needs_process_group: ClassVar[bool] = True
     by_backend: ClassVar[bool] = True
 

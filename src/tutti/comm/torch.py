@@ -28,6 +28,7 @@ class TorchComm(Comm):
     """One worker's end of a process group."""
 
     wire = "torch"
+    watchable = False
 
     def __init__(
         self, group: dist.ProcessGroup, backend: str, timeout: float, clock: Clock, owner: bool = False

@@ -257,8 +257,10 @@ class Run:
         try:
             if not self._closed:
                 self.algorithm.drain()  # which may be the first to hear that the last step failed
-        finally:
-            self._let_go()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        self._let_go()
 
     def _let_go(self, error: BaseException | None = None) -> None:
         if self._closed:

@@ -39,6 +39,7 @@ class Report(NamedTuple):
     completed: int
     entries: tuple[Entry, ...]
     gone: str = ""
+    kind: str = ""  # of the error where that is a consequence: it names the cause, at this worker or another
 
     def to_bytes(self) -> bytes:
         return json.dumps(self).encode()
@@ -50,8 +51,8 @@ class Report(NamedTuple):
     @classmethod
     def from_list(cls, data: list[Any]) -> Report:
         """What was a report before it was JSON."""
-        rank, completed, entries, gone = data
-        return cls(rank, completed, tuple(Entry(*entry) for entry in entries), gone)
+        rank, completed, entries, gone, kind = data
+        return cls(rank, completed, tuple(Entry(*entry) for entry in entries), gone, kind)
 
     def at(self, number: int) -> Entry:
         return self.entries[number - self.entries[0].number]
@@ -88,9 +89,8 @@ class Operations:
     def inside(self) -> bool:
         return self._depth > 0
 
-    def report(self, rank: int, gone: str = "", most: int = _KEPT) -> Report:
-        entries = tuple(self.entries.copy())[-most:]  # a copy, since another thread may ask
-        return Report(rank, self.completed, entries, gone)
+    def report(self, rank: int) -> Report:
+        return Report(rank, self.completed, tuple(self.entries.copy()))  # a copy, since another thread may ask
 
     def enter(self, name: str, steps: int) -> None:
         if self._depth == 0:  # the depth comes last, since another thread reads it

@@ -31,20 +31,25 @@ def require_same(comm: Comm, settings: dict[str, str], tensors: Sequence[tuple[s
         for what, value in given.items():
             if value != rows[0][0].get(what):
                 first = rows[0][0].get(what)
-                raise UserError(f"worker {rank} {what} {value} and worker 0 {what} {first}: all must do the same")
+                here, there = (f"'{_preset(text)}'" if what == "runs" else text for text in (value, first))
+                raise UserError(f"worker {rank} {what} {here} and worker 0 {what} {there}: all must do the same")
         if shapes != rows[0][1]:
             raise UserError(_name_difference(rank, shapes, rows[0][1]))
 
 
 def describe(algorithm: Algorithm, optimizer: torch.optim.Optimizer, guard: int) -> dict[str, str]:
     """What a worker was given: verbs, and what they are about."""
-    preset = (name for name, text in PRESETS.items() if parse(text, Algorithm) == algorithm)
     return {
-        "runs": f"'{next(preset, algorithm)}'",
+        "runs": str(algorithm),
         "steps with": type(optimizer).__name__,
         "has": f"{len(optimizer.param_groups)} parameter groups",
         "compares": f"every {guard} steps" if guard else "nothing (guard=False)",
     }
+
+
+def _preset(spec: str) -> str:
+    """The name by which people know it, where it has one."""
+    return next((name for name, text in PRESETS.items() if str(parse(text, Algorithm)) == spec), spec)
 
 
 def _look(name: str, tensor: Tensor) -> Shape:

@@ -8,8 +8,8 @@ leaves it by an error, sends them with the reason. Two reports prove a fault in 
     a worker is gone, and another is in an operation that it has never completed
 
 Nothing else counts: a worker that computes, evaluates, is stopped, or is many steps behind is not accused, however
-long it takes. The worker that finds a fault sends the sentence to all others, and the waits of the run raise it on every
-worker. Operations that send nothing (`consensus()` where all workers are equal) are not compared.
+long it takes. The worker that finds a fault sends the sentence to all others, and on every worker the waits of the run
+raise it. Operations that send nothing (`consensus()` where all workers are equal) are not compared.
 
 Torch's wire has no such thread, since its backend's waits cannot be interrupted: there the deadline of the backend
 remains. The same holds for waits inside native routes and `torch-ddp` on our own wires.
@@ -28,7 +28,7 @@ from torch import Tensor
 from tutti.clock import Clock
 from tutti.comm.base import Comm, PeerLost, Pending
 from tutti.comm.metered import Metered
-from tutti.errors import Desynchronised, RunFailed
+from tutti.errors import Desynchronised, Diverged, RunFailed
 from tutti.operations import Operations, Report, describe_difference
 
 PATIENCE = 2.0  # seconds in one operation after which a worker reports it
@@ -37,6 +37,7 @@ _GRACE = 0.2  # seconds that a goodbye may take behind the end of a connection
 _BYTES = 8192  # of a message
 _LONGEST = 500  # characters of an error that are told
 _TAG = "control/watch"
+_CONSEQUENCES: dict[str, type[RunFailed]] = {"Desynchronised": Desynchronised, "Diverged": Diverged}
 
 
 class Watch:
@@ -68,9 +69,9 @@ class Watch:
         while True:
             with self._lock:
                 self._listen()
-                cause = self._name_the_gone()
-            if cause:
-                return PeerLost(cause)
+                cause = self._find_gone()
+            if cause is not None:
+                return cause
             if self._clock.now() > limit:
                 return error
             self._clock.sleep(_GRACE / 10)
@@ -82,7 +83,8 @@ class Watch:
         self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._send(self._operations.report(self._comm.rank, gone=_reason(self._comm.rank, error)))
+        gone, kind = _reason(self._comm.rank, error)
+        self._send(self._operations.report(self._comm.rank)._replace(gone=gone, kind=kind))
         self._comm.close()
 
     # --- the thread --------------------------------------------------------------------------------------------------
@@ -111,16 +113,18 @@ class Watch:
                 self._send(own, verdict=fault)
                 self._raise(Desynchronised(fault))
                 return
-        if waits and (cause := self._name_the_gone()):
-            self._raise(PeerLost(cause))
+        if waits and (cause := self._find_gone()):
+            self._raise(cause)
 
-    def _name_the_gone(self) -> str:
-        """Who has left before the operation that this worker is in."""
+    def _find_gone(self) -> RunFailed | None:
+        """The worker that has left before the operation that this worker is in."""
         last = self._operations.last
         for report in self._reports.values():
             if report.gone and last.number > report.completed:
-                return f"{report.gone}, while worker {self._comm.rank} was in {last}"
-        return ""
+                if report.kind:
+                    return _CONSEQUENCES.get(report.kind, PeerLost)(report.gone)
+                return PeerLost(f"{report.gone}, while worker {self._comm.rank} was in {last}")
+        return None
 
     def _raise(self, error: RunFailed) -> None:
         self._verdict = str(error)
@@ -179,10 +183,11 @@ def _to_tensor(report: Report, verdict: str) -> Tensor:
     return torch.frombuffer(bytearray(data.ljust(_BYTES, b"\0")), dtype=torch.uint8)
 
 
-def _reason(rank: int, error: BaseException | None) -> str:
+def _reason(rank: int, error: BaseException | None) -> tuple[str, str]:
+    """Why this worker leaves, and the kind of its error where that names a worker already."""
     if error is None:
-        return f"worker {rank} has closed its run"
+        return f"worker {rank} has closed its run", ""
     text = str(error)[:_LONGEST]
     if isinstance(error, RunFailed):
-        return text  # it names its worker
-    return f"worker {rank} raised {type(error).__name__}: {text}"
+        return text, type(error).__name__
+    return f"worker {rank} raised {type(error).__name__}: {text}", ""

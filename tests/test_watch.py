@@ -14,7 +14,7 @@ import pytest
 import torch
 from launching import ignore, options
 from training import set_up, train, weights
-from watch_targets import desynchronise, evaluate_slowly
+from watch_targets import go_apart
 from workers import on_shared, on_tcp, on_threads
 
 from tutti import watch
@@ -208,17 +208,19 @@ def test_messages_of_any_length_fit() -> None:
 # --- over processes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["operation", "raise", "leave"])
-def test_over_processes(how: str) -> None:
-    sentences = launch(desynchronise, (how,), options(3, timeout=FOREVER, wire="shared", engine="processes"), ignore)
-    expected = {
-        "operation": "waits in mean() (operation 4, after step 2) where worker ",
-        "raise": "worker 1 raised LookupError: the dog ate it, while worker ",
-        "leave": "worker 1 has closed its run, while worker ",
-    }[how]
-    for rank, sentence in enumerate(sentences):
-        assert (how != "operation" and rank == 1) or expected in sentence, sentences
-
-
-def test_a_slow_evaluation_over_processes_is_not_accused() -> None:
-    assert launch(evaluate_slowly, (), options(2, wire="tcp", engine="processes"), ignore) == 4
+def test_over_processes() -> None:
+    """One launch for all, since starting processes takes the longest."""
+    found = launch(go_apart, (), options(3, timeout=FOREVER, wire="shared", engine="processes"), ignore)
+    for rank, sentence in enumerate(found["operation"]):
+        expected = "worker 1 waits in mean() (operation 4, after step 2)"
+        assert expected in sentence, (rank, sentence)
+        assert RULE in sentence
+    for rank in (0, 2):
+        assert "worker 1 raised LookupError: the dog ate it, while worker " in found["raise"][rank]
+        assert "worker 1 has closed its run, while worker " in found["leave"][rank]
+    assert found["raise"][1] == "the dog ate it"
+    assert found["slow"] == [""] * 3, "a slow worker is not accused"
+    for sentence in found["weights"]:
+        assert sentence == "weights differ between workers 0 and 1 since step 2: '2.bias'"
+    for sentence in found["spec"]:
+        assert sentence == "worker 1 runs 'd-psgd' and worker 0 runs 'ddp': all must do the same"

@@ -4,43 +4,44 @@ from __future__ import annotations
 
 import time
 
-from training import set_up, train
+from training import momentum, small_model, train
 
 from tutti import watch
 from tutti.comm.base import Comm
-from tutti.errors import RunFailed
+from tutti.engine import distribute
+from tutti.errors import RunFailed, UserError
 from tutti.launch import Report
 
 
-def desynchronise(comm: Comm, _: Report, how: str) -> list[str]:
+def go_apart(comm: Comm, _: Report) -> dict[str, list[str]]:
     """Worker 1 does something else than the others, and its process lives on; what each worker says in the end."""
     watch.PATIENCE, watch.TICK = 0.3, 0.1
-    side = comm.fork("side")
-    sentence = ""
+    return {
+        how: [said.decode() for said in comm.gather_bytes(_one_run(comm.fork(how), how).encode())]
+        for how in ("operation", "raise", "leave", "slow", "weights", "spec")
+    }
+
+
+def _one_run(comm: Comm, how: str) -> str:
+    special, model = comm.rank == 1, small_model()
+    algorithm = "d-psgd" if how in ("operation", "leave") or (how == "spec" and special) else "ddp"
     try:
-        with set_up(comm, "d-psgd") as run:
+        with distribute(model, momentum(model), algorithm, comm=comm, guard=1) as run:
             train(run, range(2))
             run.mean(1.0)
-            if comm.rank == 1:
-                if how == "operation":
-                    run.mean(1.0)
-                if how == "raise":
-                    raise LookupError("the dog ate it")
-                if how == "leave":
-                    run.close()
-            else:
-                train(run, range(2, 50))
-    except (RunFailed, LookupError) as error:
-        sentence = str(error)
-    return [said.decode() for said in side.gather_bytes(sentence.encode())]
-
-
-def evaluate_slowly(comm: Comm, _: Report) -> int:
-    """Worker 0 takes its time in every step."""
-    watch.PATIENCE, watch.TICK = 0.1, 0.05
-    with set_up(comm, "ddp") as run:
-        for step in range(4):
-            train(run, range(step, step + 1))
-            if comm.rank == 0:
-                time.sleep(0.5)
-        return run.replica.steps
+            if special:
+                match how:
+                    case "operation":
+                        run.mean(1.0)
+                    case "raise":
+                        raise LookupError("the dog ate it")
+                    case "leave":
+                        return ""
+                    case "slow":
+                        time.sleep(5 * watch.PATIENCE)
+                    case "weights":
+                        model[2].bias.data.add_(1)
+            train(run, range(2, 6))
+    except (RunFailed, UserError, LookupError) as error:
+        return str(error)
+    return ""

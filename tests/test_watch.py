@@ -5,9 +5,13 @@ The timeout of every wire here is far above what a test may take: what ends a wa
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,6 +210,24 @@ def test_messages_of_any_length_fit() -> None:
 
 
 # --- over processes --------------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_ends_by_an_error() -> None:
+    """Neither close() nor with: its last words reach the others."""
+    program = Path(__file__).with_name("programs") / "ends_by_error.py"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    started = [
+        subprocess.Popen([sys.executable, str(program), str(rank), port], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=50)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert said[1].endswith("LookupError: the dog ate it\n")
+    assert "PeerLost: worker 1 raised LookupError: the dog ate it, while worker 0 was in " in said[0]
 
 
 def test_over_processes() -> None:

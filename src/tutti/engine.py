@@ -391,8 +391,11 @@ def _in_place(tensor: Tensor, operate: Any) -> None:
 def _close_plainly(lane: Lane, comm: Comm | None, guardian: Watch | None) -> None:
     if threading.current_thread().name.startswith(("tutti-lane", "tutti-watch")):
         return
-    if guardian is not None:
-        guardian.close(getattr(sys, "last_value", None))  # set where the program has ended by an error
+    error = getattr(sys, "last_value", None)  # set where the program has ended by an error
+    if guardian is not None and not guardian.closed:
+        guardian.close(error)
+        if error is not None:
+            lane.comm.interrupt(error)  # what the lane waits for may never come
     lane.close()
     lane.comm.close()
     if comm is not None:

@@ -76,6 +76,10 @@ class Watch:
                 return error
             self._clock.sleep(_GRACE / 10)
 
+    @property
+    def closed(self) -> bool:
+        return self._stop.is_set()
+
     def close(self, error: BaseException | None) -> None:
         """Say why this worker leaves, and end the thread."""
         if self._stop.is_set():

@@ -222,7 +222,7 @@ def test_a_script_that_ends_by_an_error() -> None:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=50)[1] for process in started]
+        said = [process.communicate(timeout=100)[1] for process in started]
     finally:
         for process in started:
             process.kill()

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import sys
 import threading
 import warnings
 import weakref
 import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -20,24 +19,34 @@ import torch
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
-from tutti.comm.base import Comm, Lane, PeerLost
+from tutti.comm.base import Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, connect
 from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
 from tutti.guard import EVERY, Guard, read_interval
+from tutti.hooks import Hook
+from tutti.inputs import (
+    check_model,
+    check_number,
+    check_samples,
+    check_scaler,
+    check_seconds,
+    read_algorithm,
+    read_optimizers,
+)
 from tutti.operations import Operations
+from tutti.optimizers import Optimizers
 from tutti.replica import Replica
 from tutti.setup_check import describe, require_same
-from tutti.spec import parse
 from tutti.watch import Watch, watch
 
-_in_use: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of runs that are not closed
+_open: weakref.WeakSet[Run] = weakref.WeakSet()  # the runs that are not closed
 
 
 def distribute(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     algorithm: str | Algorithm = "ddp",
     *,
     comm: Comm | None = None,
@@ -48,24 +57,24 @@ def distribute(
 ) -> Run:
     """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one).
 
+    Several optimizers, each with parameters of its own, are handed in as a list: `run.step()` steps with all of them,
+    `run.step(optimizer=one)` with that one.
+
     The wire is ours ("shared": memory within a machine, sockets between machines; "tcp": sockets only) for a model on
     the CPU, and torch's process group ("torch": nccl) for one on a GPU.
 
     Every `guard` steps (True: after the first and every 100) workers compare checksums of what must be equal, and
     workers that call different operations are stopped; False for neither.
     """
-    if isinstance(algorithm, str):
-        algorithm = parse(algorithm, Algorithm)
-    first = next(model.parameters(), None)
-    if first is None:
-        raise UserError("the model has no parameters: there is nothing to train")
+    algorithm, optimizers, timeout = read_algorithm(algorithm), read_optimizers(optimizer), check_seconds(timeout)
+    check_model(model, optimizers)
     every = read_interval(guard)
     if comm is not None:
-        return Run(model, optimizer, replace(algorithm), comm, owns_comm=False, guard=every)
-    kind = first.device.type
+        return Run(model, optimizers, replace(algorithm), comm, owns_comm=False, guard=every)
+    kind = next(model.parameters()).device.type
     comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "shared"), interface, None, timeout, kind))
     try:
-        return Run(model, optimizer, replace(algorithm), comm, owns_comm=True, guard=every)
+        return Run(model, optimizers, replace(algorithm), comm, owns_comm=True, guard=every)
     except BaseException:
         comm.close()
         raise
@@ -77,7 +86,7 @@ class Run:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: list[torch.optim.Optimizer],
         algorithm: Algorithm,
         comm: Comm,
         owns_comm: bool,
@@ -85,22 +94,19 @@ class Run:
     ) -> None:
         self._device = next(model.parameters()).device
         check(algorithm, comm.wire, comm.size, self._device)
-        if optimizer in _in_use:
-            raise UserError("this optimizer is distributed already; close() that run first")
+        _refuse_shared(model, optimizers)
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
-        tensors = _tensors(model, optimizer)
-        require_same(self.comm, describe(algorithm, optimizer, guard), tensors)
-        self._make_equal(tensors)
+        tensors = _tensors(model, Optimizers(optimizers))
+        self._make_equal(tensors, describe(algorithm, Optimizers(optimizers), guard))
         self.operations = Operations()
         self.lane = Lane(self.comm.fork("lane"), self._device)
         self._watch = watch(self.comm, self.lane.comm, self.operations) if guard else None
-        self._finalizer = weakref.finalize(
-            self, _close_plainly, self.lane, self.comm if owns_comm else None, self._watch
-        )
-        self.replica = Replica(model, optimizer, self.comm.zeros)
-        self.replica.on_end = self._end_of_backward
+        owned = self.comm if owns_comm else None
+        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, owned, self._watch)
+        self.replica = Replica(model, optimizers, self.comm.zeros)
+        self.replica.on_end, self.replica.on_change = self._end_of_backward, self._take_in
         self._consensus = Consensus(algorithm, self.replica, self.comm)
         self._guard = Guard(guard, algorithm, self.replica, self.comm, self.operations, self._watch)
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
@@ -114,10 +120,14 @@ class Run:
             self._finalizer()
             raise
         self.model = algorithm.model(self.replica)
-        _in_use.add(optimizer)
+        _open.add(self)
+        settled = Hook(self._settle)
+        self._first_batch_hook = model.register_forward_pre_hook(Hook(self._remember_first_batch), with_kwargs=True)
         self._hooks = [
-            optimizer.register_step_pre_hook(self._refuse_foreign_step),
-            model.register_forward_pre_hook(self._remember_first_batch, with_kwargs=True),
+            self._first_batch_hook,
+            *(each.register_step_pre_hook(Hook(self._refuse_foreign_step)) for each in optimizers),
+            *(each.register_state_dict_pre_hook(settled) for each in optimizers),
+            *(module.register_state_dict_pre_hook(settled) for module in model.modules()),
         ]
 
     @property
@@ -138,46 +148,63 @@ class Run:
 
     @samples.setter
     def samples(self, count: float) -> None:
-        if not 0 < count < math.inf:
-            raise UserError(f"run.samples must be positive, not {count}")
-        self.replica.samples = float(count)
+        self.replica.samples = check_samples(count)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual."""
+    def step(
+        self, scaler: torch.amp.GradScaler | None = None, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual. Of
+        several optimizers all step, or the one that is named."""
+        self._refuse_closed("run.step()")
         self._consensus.refuse("a step")
-        if self.replica.buckets and not self.replica.exchanged:
-            self.replica.finish()  # this worker had no backward: take part with nothing
-        with self.operations.during("step", self.replica.steps):
-            if not self._compared:
-                self._compare_first_batches()
-            self.replica.scaler = scaler
-            self.algorithm.step(self.replica)
-            if self.replica.buckets:
-                self._finish()  # what the step has put on the lane
-            self.replica.exchanged = False
-            self.replica.steps += 1
-            self._compare()
+        check_scaler(scaler)
+        replica = self.replica
+        with replica.optimizers.only(optimizer):
+            self._complete_gradients()
+            with self._operation("step"):
+                if not self._compared:
+                    self._compare_first_batches()
+                replica.optimizers.scaler = scaler
+                self.algorithm.step(replica)
+                if replica.buckets:
+                    self._finish()  # what the step has put on the lane
+                replica.count_step()
+                self._guard_step()
+
+    def _complete_gradients(self) -> None:
+        """A worker without a backward takes part with nothing; what has changed since the backward is taken in."""
+        replica = self.replica
+        if not replica.buckets or (replica.exchanged and self.algorithm.steps_in_backward):
+            return
+        change = replica.find_change()
+        if change:
+            self._take_in(change)
+        if change or not replica.exchanged:
+            replica.finish()
 
     def accumulate(self) -> AbstractContextManager[None]:
         """`with run.accumulate(): loss.backward()` adds gradients up; the first backward outside exchanges the sum."""
+        self._refuse_closed("run.accumulate()")
         return self.algorithm.accumulate(self.replica)
 
     def mean(self, value: float | Tensor) -> float | Tensor:
         """The mean over all workers of a number or a tensor."""
+        self._refuse_closed("run.mean()")
+        value = check_number(value, "run.mean()")
         if isinstance(value, Tensor):
             exact = value if value.is_floating_point() or value.is_complex() else value.double()
             total = exact.detach().clone(memory_format=torch.contiguous_format)
             with self._operation("mean"):
                 self.comm.all_reduce(total, tag="metrics/mean")
             return total / self.size
-        number = [float(value)]
         with self._operation("mean"):
-            return float(self.sums(number)[0]) / self.size
+            return float(self.sums([value])[0]) / self.size
 
     def sums(self, values: list[float]) -> Tensor:
         """The sums over all workers of a few numbers, in one exchange."""
+        self._refuse_closed("run.sums()")
         total = torch.tensor(values, dtype=torch.float64)
         with self._operation("sums"):
             self.comm.all_reduce(total, tag="metrics/mean")
@@ -204,27 +231,29 @@ class Run:
         was. Exchanges under way are waited for, which changes no result; `model.training` is left alone. Where all
         workers are equal anyway nothing is sent. How batch-norm statistics are treated: see consensus.py.
         """
-        return self._consensus.hold(self._operation("consensus") if self._consensus.sends else nullcontext())
+        self._refuse_closed("run.consensus()")
+        return self._consensus.hold(self._operation("consensus", self._consensus.sends))
 
     def consensus_distance(self) -> float:
         """sqrt(mean_i |x_i - mean|^2) over the trained weights: how far the workers are apart; collective.
 
         It sends the model as `consensus` does; inside `with run.consensus()`, where the mean is there, one number.
         """
-        if self.algorithm.equal:
-            return self._consensus.distance()
-        with self._operation("consensus_distance"):
+        self._refuse_closed("run.consensus_distance()")
+        with self._operation("consensus_distance", not self.algorithm.equal):
             return self._consensus.distance()
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """The state_dict of the mean model, as a copy on the CPU, to be saved by one of the workers; collective."""
-        with self._operation("consensus_state_dict") if self._consensus.sends else nullcontext():
+        self._refuse_closed("run.consensus_state_dict()")
+        with self._operation("consensus_state_dict", self._consensus.sends):
             return self._consensus.state_dict()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit by bit: collective, and nothing is in flight afterwards."""
+        self._refuse_closed("run.state_dict()")
         self._consensus.refuse("run.state_dict()")
         self.algorithm.drain()
         return {
@@ -232,11 +261,13 @@ class Run:
             "workers": self.size,
             "steps": self.replica.steps,
             "model": self.replica.model.state_dict(),
-            "optimizer": self.replica.optimizer.state_dict(),
+            "bucket_steps": [bucket.steps for bucket in self.replica.buckets],
+            "optimizer": self.replica.optimizers.state_dict(),
             "algorithm": self.algorithm.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._refuse_closed("run.load_state_dict()")
         self._consensus.refuse("loading a state")
         if not {"spec", "workers", "steps", "model", "optimizer", "algorithm"} <= set(state):
             raise UserError(f"this is no state of run.state_dict(): it holds {', '.join(map(str, state)) or 'nothing'}")
@@ -246,9 +277,9 @@ class Run:
             raise UserError(f"this state is of {state['workers']} workers and cannot continue with {self.size}")
         self.algorithm.drain()
         self.replica.model.load_state_dict(state["model"])
-        self.replica.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would step in it itself
+        self.replica.optimizers.load_state_dict(state["optimizer"])
         self.algorithm.load_state_dict(state["algorithm"])
-        self.replica.steps = state["steps"]
+        self.replica.load_steps(state["steps"], state.get("bucket_steps", []))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -266,11 +297,8 @@ class Run:
         if self._closed:
             return
         self._closed = True
-        if self._watch is not None:
-            self._watch.close(error)
-            if error is not None:  # what the lane waits for may never come
-                self.lane.comm.interrupt(PeerLost(f"worker {self.rank} has left its run by an error"))
-        _in_use.discard(self.replica.optimizer)
+        _say_goodbye(self._watch, self.lane, error)
+        _open.discard(self)
         for hook in self._hooks:
             hook.remove()
         self.replica.close()
@@ -292,19 +320,20 @@ class Run:
 
     def _end_of_backward(self) -> None:
         self._consensus.refuse("a backward")
-        agree = self.size > 1 and self.algorithm.buffers != "local"
-        collective = self.algorithm.exchanges_in_backward or (agree and any(True for _ in self.replica.model.buffers()))
-        with self._operation("backward") if collective else nullcontext():
+        agree = self.size > 1 and self.algorithm.buffers != "local" and any(True for _ in self.replica.model.buffers())
+        sends = self.algorithm.exchanges_in_backward or self.algorithm.steps_in_backward or agree
+        with self._operation("backward", sends):
             self._finish()
             begun = self.clock.now()
             if agree:
                 self._agree_on_buffers()
             self.exposed += self.clock.now() - begun
 
-    def _operation(self, name: str) -> AbstractContextManager[None]:
-        return self.operations.during(name, self.replica.steps)
+    def _operation(self, name: str, counts: bool = True) -> AbstractContextManager[None]:
+        """Around everything that all workers must do together; what sends nothing does not count."""
+        return self.operations.during(name, self.replica.steps) if counts else nullcontext()
 
-    def _compare(self) -> None:
+    def _guard_step(self) -> None:
         begun = self.clock.now()
         self._guard.after_step()
         self.exposed += self.clock.now() - begun
@@ -329,12 +358,37 @@ class Run:
             for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                 buffer.copy_(part.view(buffer.shape))
 
-    def _make_equal(self, tensors: list[tuple[str, Tensor]]) -> None:
-        """Worker 0's parameters and buffers, everywhere."""
+    def _make_equal(self, tensors: list[tuple[str, Tensor]], settings: dict[str, str] | None = None) -> None:
+        """Worker 0's parameters and buffers, everywhere; what is not the same is refused before anything hangs."""
+        require_same(self.comm, settings or {}, tensors)
         for _, tensor in tensors:
             _in_place(tensor.detach(), lambda t: self.comm.broadcast(t, tag="weights/start"))
 
+    def _settle(self, *_: Any) -> None:
+        """The weights are about to be read, and may be those of the step before this one."""
+        self.algorithm.drain()
+
+    def _refuse_closed(self, what: str) -> None:
+        if self._closed:
+            raise UserError(f"{what} after run.close(): the run is over; distribute the model again to train on")
+
+    def _take_in(self, change: str) -> None:
+        """What is trained has changed: the algorithm is set up again, on all workers, on what there is now."""
+        self._consensus.refuse("a backward")
+        replica, known = self.replica, set(self.replica.parameters.trained())
+        self.algorithm.drain()
+        tensors = _tensors(replica.model, replica.optimizers)
+        if not self.algorithm.equal:  # then only what is new has to be
+            tensors = [(n, t) for n, t in tensors if isinstance(t, nn.Parameter) and t not in known]
+        with self._operation("parameters"):
+            self._make_equal(tensors)
+        self.algorithm.close()
+        replica.release()
+        self.algorithm.setup(replica, self.lane)
+
     def _remember_first_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         if not self._first_batch and module.training:
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.layout == torch.strided]
             flat = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
@@ -343,7 +397,7 @@ class Run:
 
     def _compare_first_batches(self) -> None:
         self._compared = True
-        self._hooks[-1].remove()  # the one that remembers
+        self._first_batch_hook.remove()
         digests = set(self.comm.gather_bytes(self._first_batch, tag="control/first-batch"))
         if self.size > 1 and len(digests) == 1 and digests != {b""} and self.rank == 0:
             warnings.warn(
@@ -353,7 +407,7 @@ class Run:
             )
 
     def _refuse_foreign_step(self, *_: Any) -> None:
-        if not self.replica.stepping:
+        if not self.replica.optimizers.stepping:
             raise UserError("call run.step() where optimizer.step() stood: the order around the step is the algorithm")
 
 
@@ -371,11 +425,23 @@ def check(algorithm: Algorithm, wire: str, workers: int, device: torch.device) -
     algorithm.check(workers)
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-    """All that has to be equal on every worker: the model's, and what only the optimizer knows."""
+def _refuse_shared(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """A parameter has one run."""
+    mine = {*model.parameters(), *(p for each in optimizers for group in each.param_groups for p in group["params"])}
+    for run in list(_open):
+        other = run.replica
+        if not mine.isdisjoint([*other.model.parameters(), *other.optimizers.parameters]):
+            raise UserError(
+                "this model or optimizer is distributed already; close() that run first, or hand several optimizers to "
+                "one: tutti.distribute(model, [first, second])"
+            )
+
+
+def _tensors(model: nn.Module, optimizers: Optimizers) -> list[tuple[str, Tensor]]:
+    """All that has to be equal on every worker: the model's, and what only the optimizers know."""
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     known = {id(tensor) for _, tensor in named}
-    return named + [("", p) for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    return named + [("", p) for p in optimizers.parameters if id(p) not in known]
 
 
 def _in_place(tensor: Tensor, operate: Any) -> None:
@@ -391,12 +457,16 @@ def _in_place(tensor: Tensor, operate: Any) -> None:
 def _close_plainly(lane: Lane, comm: Comm | None, guardian: Watch | None) -> None:
     if threading.current_thread().name.startswith(("tutti-lane", "tutti-watch")):
         return
-    error = getattr(sys, "last_value", None)  # set where the program has ended by an error
-    if guardian is not None and not guardian.closed:
-        guardian.close(error)
-        if error is not None:
-            lane.comm.interrupt(error)  # what the lane waits for may never come
+    _say_goodbye(guardian, lane, getattr(sys, "last_value", None))  # set where the program has ended by an error
     lane.close()
     lane.comm.close()
     if comm is not None:
         comm.close()
+
+
+def _say_goodbye(guardian: Watch | None, lane: Lane, error: BaseException | None) -> None:
+    if guardian is None or guardian.closed:
+        return
+    guardian.close(error)
+    if error is not None:  # what the lane waits for may never come
+        lane.comm.interrupt(error)

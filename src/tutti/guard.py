@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
 from tutti.checksum import checksum, combine
@@ -143,18 +143,17 @@ def _named_weights(replica: Replica) -> Iterator[tuple[str, Tensor]]:
 
 def _state_tensors(replica: Replica) -> Iterator[tuple[str, Tensor]]:
     """What the optimizer remembers of each parameter: tensors and numbers."""
-    state = replica.optimizer.state
     for name, parameter in _parameters(replica).items():
-        for key, value in sorted(state.get(parameter, {}).items(), key=lambda item: str(item[0])):
+        for key, value in sorted(replica.optimizers.state(parameter).items(), key=lambda item: str(item[0])):
             if isinstance(value, float | int):
                 value = torch.tensor(value, dtype=torch.float64)
             if isinstance(value, Tensor) and value.layout == torch.strided:
                 yield f"'{key}' of '{name}'", value
 
 
-def _parameters(replica: Replica) -> dict[str, Tensor]:
+def _parameters(replica: Replica) -> dict[str, nn.Parameter]:
     """By name: the model's, and those that only the optimizer knows."""
-    named: dict[str, Tensor] = dict(replica.model.named_parameters())
+    named = dict(replica.model.named_parameters())
     known = {id(parameter) for parameter in named.values()}
-    extra = [p for group in replica.optimizer.param_groups for p in group["params"] if id(p) not in known]
+    extra = [p for p in replica.optimizers.parameters if id(p) not in known]
     return {**named, **{f"extra.{i}": p for i, p in enumerate(extra)}}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tutti.clock import Clock
 
 _KEPT = 100  # operations whose names are known
+_CALLS = {"backward": "backward", "step": "run.step()", "parameters": "taking in changed parameters"}
 
 
 class Entry(NamedTuple):
@@ -27,8 +28,8 @@ class Entry(NamedTuple):
     digest: int
 
     def __str__(self) -> str:
-        when = f"step {self.steps + 1}" if self.name in ("backward", "step") else f"after step {self.steps}"
-        call = {"backward": "backward", "step": "run.step()"}.get(self.name, f"{self.name}()")
+        when = f"step {self.steps + 1}" if self.name in _CALLS else f"after step {self.steps}"
+        call = _CALLS.get(self.name, f"{self.name}()")
         return f"{call} (operation {self.number}, {when})"
 
 

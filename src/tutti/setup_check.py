@@ -6,12 +6,12 @@ import json
 import zlib
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from tutti.algorithms.base import Algorithm
 from tutti.comm.base import Comm
 from tutti.errors import UserError
+from tutti.optimizers import Optimizers
 from tutti.presets import PRESETS
 from tutti.spec import parse
 
@@ -37,12 +37,12 @@ def require_same(comm: Comm, settings: dict[str, str], tensors: Sequence[tuple[s
             raise UserError(_name_difference(rank, shapes, rows[0][1]))
 
 
-def describe(algorithm: Algorithm, optimizer: torch.optim.Optimizer, guard: int) -> dict[str, str]:
+def describe(algorithm: Algorithm, optimizers: Optimizers, guard: int) -> dict[str, str]:
     """What a worker was given: verbs, and what they are about."""
     return {
         "runs": str(algorithm),
-        "steps with": type(optimizer).__name__,
-        "has": f"{len(optimizer.param_groups)} parameter groups",
+        "steps with": " and ".join(type(each).__name__ for each in optimizers.every),
+        "has": f"{len(optimizers.groups)} parameter groups",
         "compares": f"every {guard} steps" if guard else "nothing (guard=False)",
     }
 

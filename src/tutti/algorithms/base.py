@@ -33,6 +33,7 @@ class Algorithm(Member):
     deterministic: ClassVar[bool] = True
     one_worker: ClassVar[bool] = False  # runs on a single worker, with the whole batch
     needs_process_group: ClassVar[bool] = False
+    steps_in_backward: ClassVar[bool] = False  # gradients are spent when backward returns
 
     @abstractmethod
     def setup(self, replica: Replica, lane: Lane) -> None:
@@ -122,12 +123,12 @@ class OwnSteps(Algorithm):
 
     def step(self, replica: Replica) -> None:
         """Bucket by bucket where that is the same as all at once."""
-        one_by_one = replica.scaler is None and replica.steps_alone()
+        one_by_one, due = replica.steps_alone(), replica.due()
         if not one_by_one:
-            for bucket in replica.buckets:
+            for bucket in due:
                 self._note(bucket)
             replica.step()
-        for bucket in replica.buckets:
+        for bucket in due:
             if one_by_one:
                 self._note(bucket)
                 replica.local_step(bucket)
@@ -152,7 +153,7 @@ class OwnSteps(Algorithm):
         if (scale := exchange.scale(samples)) != 1:
             room[:numel] *= scale
         room[numel:] = 1  # every slice counts as used; the last element is the exchange's to fill
-        exchange.agree(room, self._replica.steps, samples)
+        exchange.agree(room, bucket.steps, samples)
         return room[:numel]
 
     def state_dict(self) -> dict[str, Any]:

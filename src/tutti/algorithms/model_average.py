@@ -72,7 +72,7 @@ class ModelAverage(Algorithm):
         return "average" if self.equal else "local"
 
     @property
-    def exchanges_in_backward(self) -> bool:  # type: ignore[override]
+    def steps_in_backward(self) -> bool:  # type: ignore[override]
         return self.update == "bucket"
 
     def setup(self, replica: Replica, lane: Lane) -> None:
@@ -91,7 +91,7 @@ class ModelAverage(Algorithm):
         for bucket in replica.buckets:
             self._exchanges[bucket.index].begin(bucket.weights)
             if self.order == "combine-first":
-                self._submit(bucket, replica.steps)
+                self._submit(bucket, bucket.steps)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class ModelAverage(Algorithm):
     def on_bucket(self, bucket: Bucket) -> None:
         if self.update == "bucket":
             replica = self._replica
-            agree = partial(self._agree, bucket, replica.steps, replica.samples)
+            agree = partial(self._agree, bucket, bucket.steps, replica.samples)
             work = partial(self._step_and_agree, agree, bucket, replica.settings_of(bucket))
             self._pending[bucket.index] = self._lane.submit_parts(work)
 
@@ -111,17 +111,17 @@ class ModelAverage(Algorithm):
         if self.update == "bucket":
             replica.note_own_steps()
             return
-        one_by_one = replica.scaler is None and replica.steps_alone()
+        one_by_one = replica.steps_alone()
         if not one_by_one:
             self.drain()  # the lane reads the weights
             replica.step()
-        for bucket in replica.buckets:
+        for bucket in replica.due():
             self._wait_for(bucket.index)
             if one_by_one:
                 replica.local_step(bucket)
             if self.order == "combine-first":
                 bucket.weights.add_(self._changes[bucket.index][: bucket.layout.numel])
-            self._submit(bucket, replica.steps + (self.order == "combine-first"))
+            self._submit(bucket, bucket.steps + (self.order == "combine-first"))
 
     def _submit(self, bucket: Bucket, step: int) -> None:
         work = self._agree if self.order == "adapt-first" else self._find_change
@@ -131,6 +131,8 @@ class ModelAverage(Algorithm):
         if self.order == "adapt-first":
             for index in list(self._pending):
                 self._pending.pop(index).wait()
+        if self.update == "bucket" and self._replica.in_backward:
+            self._replica.spend()
 
     def drain(self) -> None:
         for index in list(self._pending):

@@ -52,7 +52,9 @@ def test_weights_changed_by_hand_on_one_worker_are_named(algorithm: str, strict:
     assert sentence == "weights differ between workers 0 and 2 since step 3: '2.bias'"
 
 
-def test_a_swapped_parameter_outside_of_its_bucket_is_found() -> None:
+def test_a_parameter_replaced_on_one_worker_only_is_named() -> None:
+    """That worker wants to take it in together with the others, who have nothing to take in."""
+
     def work(comm: Comm) -> None:
         with guarded(comm) as run:
             train(run, range(2))
@@ -61,7 +63,9 @@ def test_a_swapped_parameter_outside_of_its_bucket_is_found() -> None:
                 weight.data = weight.data.clone() * 2
             train(run, range(2, 4))
 
-    assert said_by_all(2, work) == "weights differ between workers 0 and 1 since step 2: '0.weight'"
+    sentence = said_by_all(2, work, Desynchronised)
+    assert "worker 0 waits in backward (operation 5, step 3)" in sentence
+    assert "worker 1 waits in taking in changed parameters (operation 5, step 3)" in sentence
 
 
 def test_a_frozen_parameter_is_compared_too() -> None:

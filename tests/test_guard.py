@@ -236,3 +236,15 @@ def test_different_guards_are_named() -> None:
         sentence
         == "worker 1 compares nothing (guard=False) and worker 0 compares every 100 steps: all must do the same"
     )
+
+
+def test_workers_that_end_earlier_are_not_accused() -> None:
+    """Inside run.join() a worker whose loop has ended holds old weights until the block ends."""
+
+    def work(comm: Comm) -> None:
+        with guarded(comm, optimizer=adam) as run:
+            with run.join():
+                train(run, range(2 + 2 * comm.rank))
+            train(run, range(6, 8))
+
+    on_threads(3, work)

@@ -1,18 +1,28 @@
 """Which parameters a run trains, and whether that is still what it was set up for.
 
 A script may add a parameter group, swap a head, unfreeze layers, or give parameters other memory (`p.data = ...`,
-`model.to(dtype)`, `vector_to_parameters`) at any time. `Parameters.find_change` is asked at every backward and step; it
-compares addresses and looks at no data.
+`model.to(dtype)`, `vector_to_parameters`) at any time. `Parameters.find_change` is asked at every forward, backward and
+step; it compares addresses and looks at no data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from tutti.optimizers import Optimizers
+
+
+class Change(NamedTuple):
+    """What is no more as it was; false if nothing is."""
+
+    what: str = ""
+    moved: bool = False  # a parameter has other memory, whatever values are there
+
+    def __bool__(self) -> bool:
+        return bool(self.what)
 
 
 class Parameters:
@@ -40,17 +50,16 @@ class Parameters:
     def trained(self) -> list[nn.Parameter]:
         return list(self._trained)
 
-    def find_change(self) -> str:
-        """What is no more as it was; empty if nothing."""
+    def find_change(self) -> Change:
         for parameter, address in zip(self._trained, self._addresses, strict=True):
             if parameter.data_ptr() != address:
-                return f"'{self._trained[parameter]}' has other memory"
+                return Change(f"'{self._trained[parameter]}' has other memory", moved=True)
         if self._list_groups() != self._groups:
-            return "the optimizer has other parameters"
+            return Change("the optimizer has other parameters")
         for parameter in _walk(self._model):
             if parameter.requires_grad and parameter not in self._trained:
-                return f"'{self._name(parameter)}' is new, or was frozen"
-        return ""
+                return Change(f"'{self._name(parameter)}' is new, or was frozen")
+        return Change()
 
     def _list_groups(self) -> list[list[int]]:
         return [[id(p) for p in group["params"]] for group in self._optimizers.groups]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
+from tutti.changes import Change
 from tutti.comm.base import Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, connect
@@ -35,6 +36,7 @@ from tutti.inputs import (
     read_algorithm,
     read_optimizers,
 )
+from tutti.join import Join
 from tutti.operations import Operations
 from tutti.optimizers import Optimizers
 from tutti.replica import Replica
@@ -109,6 +111,8 @@ class Run:
         self.replica.on_end, self.replica.on_change = self._end_of_backward, self._take_in
         self._consensus = Consensus(algorithm, self.replica, self.comm)
         self._guard = Guard(guard, algorithm, self.replica, self.comm, self.operations, self._watch)
+        self._join = Join(algorithm, self.replica, self.comm, self.step)
+        self.replica.before_exchange = self._before_exchange
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
         self._first_batch, self._compared = b"", False
@@ -125,6 +129,7 @@ class Run:
         self._first_batch_hook = model.register_forward_pre_hook(Hook(self._remember_first_batch), with_kwargs=True)
         self._hooks = [
             self._first_batch_hook,
+            model.register_forward_pre_hook(Hook(self._look_for_change), prepend=True),
             *(each.register_step_pre_hook(Hook(self._refuse_foreign_step)) for each in optimizers),
             *(each.register_state_dict_pre_hook(settled) for each in optimizers),
             *(module.register_state_dict_pre_hook(settled) for module in model.modules()),
@@ -142,13 +147,17 @@ class Run:
     def samples(self) -> float:
         """How many samples this worker's next gradient stands for; set it before backward when shares differ.
 
-        Any unit will do, as long as it is the same on all workers: only ratios count.
+        Any unit will do, as long as it is the same on all workers: only ratios count. A worker without a batch sets 0:
+        its gradient is dropped, whatever it is, and weighs nothing; where all workers have 0 the gradient is none.
         """
         return self.replica.samples
 
     @samples.setter
     def samples(self, count: float) -> None:
-        self.replica.samples = check_samples(count)
+        count = check_samples(count)
+        if not count and self.size > 1 and not self.replica.buckets:
+            raise UserError(f"'{self.algorithm}' counts every worker alike, also one without samples; use ddp")
+        self.replica.samples = count
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -160,6 +169,7 @@ class Run:
         self._refuse_closed("run.step()")
         self._consensus.refuse("a step")
         check_scaler(scaler)
+        self._join.refuse_scaler(scaler)
         replica = self.replica
         with replica.optimizers.only(optimizer):
             self._complete_gradients()
@@ -189,10 +199,24 @@ class Run:
         self._refuse_closed("run.accumulate()")
         return self.algorithm.accumulate(self.replica)
 
+    def join(self) -> AbstractContextManager[Join]:
+        """`with run.join():` around a loop that is shorter on some workers; collective.
+
+        A worker whose loop has ended takes part with nothing until the last one's has, so that no worker waits for it
+        in vain. Every step is the mean over the workers that still train, weighted by `run.samples`. Within the block
+        a step has one backward outside `run.accumulate()`, learning rates are set before it, and nothing else that all
+        workers must call (`run.mean`, `run.consensus`) is. Schedulers of a worker that has finished are not stepped:
+        `with run.join() as joined: ...`, then `joined.missed` says how many steps it has to catch up. Gradients that
+        were only accumulated when a loop ends are dropped. See join.py.
+        """
+        self._refuse_closed("run.join()")
+        return self._join.hold()
+
     def mean(self, value: float | Tensor) -> float | Tensor:
         """The mean over all workers of a number or a tensor."""
         self._refuse_closed("run.mean()")
         value = check_number(value, "run.mean()")
+        self._join.refuse("run.mean()")
         if isinstance(value, Tensor):
             exact = value if value.is_floating_point() or value.is_complex() else value.double()
             total = exact.detach().clone(memory_format=torch.contiguous_format)
@@ -205,6 +229,7 @@ class Run:
     def sums(self, values: list[float]) -> Tensor:
         """The sums over all workers of a few numbers, in one exchange."""
         self._refuse_closed("run.sums()")
+        self._join.refuse("a sum over all workers")
         total = torch.tensor(values, dtype=torch.float64)
         with self._operation("sums"):
             self.comm.all_reduce(total, tag="metrics/mean")
@@ -232,6 +257,7 @@ class Run:
         workers are equal anyway nothing is sent. How batch-norm statistics are treated: see consensus.py.
         """
         self._refuse_closed("run.consensus()")
+        self._join.refuse("run.consensus()")
         return self._consensus.hold(self._operation("consensus", self._consensus.sends))
 
     def consensus_distance(self) -> float:
@@ -240,12 +266,14 @@ class Run:
         It sends the model as `consensus` does; inside `with run.consensus()`, where the mean is there, one number.
         """
         self._refuse_closed("run.consensus_distance()")
+        self._join.refuse("run.consensus_distance()")
         with self._operation("consensus_distance", not self.algorithm.equal):
             return self._consensus.distance()
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """The state_dict of the mean model, as a copy on the CPU, to be saved by one of the workers; collective."""
         self._refuse_closed("run.consensus_state_dict()")
+        self._join.refuse("run.consensus_state_dict()")
         with self._operation("consensus_state_dict", self._consensus.sends):
             return self._consensus.state_dict()
 
@@ -269,6 +297,7 @@ class Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._refuse_closed("run.load_state_dict()")
         self._consensus.refuse("loading a state")
+        self._join.refuse("loading a state")
         if not {"spec", "workers", "steps", "model", "optimizer", "algorithm"} <= set(state):
             raise UserError(f"this is no state of run.state_dict(): it holds {', '.join(map(str, state)) or 'nothing'}")
         if state["spec"] != str(self.algorithm):
@@ -318,6 +347,11 @@ class Run:
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
+    def _before_exchange(self) -> None:
+        begun = self.clock.now()
+        self._join.before_exchange()
+        self.exposed += self.clock.now() - begun
+
     def _end_of_backward(self) -> None:
         self._consensus.refuse("a backward")
         agree = self.size > 1 and self.algorithm.buffers != "local" and any(True for _ in self.replica.model.buffers())
@@ -335,7 +369,7 @@ class Run:
 
     def _guard_step(self) -> None:
         begun = self.clock.now()
-        self._guard.after_step()
+        self._guard.after_step(complete=not self._join.partial)
         self.exposed += self.clock.now() - begun
 
     def _finish(self) -> None:
@@ -347,14 +381,18 @@ class Run:
         self.exposed += seconds
 
     def _agree_on_buffers(self) -> None:
-        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's."""
+        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's. Inside run.join()
+        only workers that still train count."""
+        training = self._join.training
         for same in by_type(self.replica.model.buffers()):
             flat = torch.cat([buffer.reshape(-1) for buffer in same])
             if self.algorithm.buffers == "broadcast" or not flat.is_floating_point():
-                self.comm.broadcast(flat, tag="buffers/broadcast")
+                self.comm.broadcast(flat, training[0], tag="buffers/broadcast")
             else:
+                if self.rank not in training:
+                    flat.zero_()
                 self.comm.all_reduce(flat, tag="buffers/average")
-                flat /= self.size
+                flat /= len(training)
             for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                 buffer.copy_(part.view(buffer.shape))
 
@@ -372,9 +410,21 @@ class Run:
         if self._closed:
             raise UserError(f"{what} after run.close(): the run is over; distribute the model again to train on")
 
-    def _take_in(self, change: str) -> None:
+    def _look_for_change(self, module: nn.Module, _: Any) -> None:
+        """Before a forward, so that its gradients are of weights that all workers have agreed on."""
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            return
+        if not self.replica.in_backward and (change := self.replica.find_change()):
+            self._take_in(change)
+
+    def _take_in(self, change: Change) -> None:
         """What is trained has changed: the algorithm is set up again, on all workers, on what there is now."""
         self._consensus.refuse("a backward")
+        if change.moved and self.algorithm.late_weights:
+            raise UserError(
+                f"{change.what}, which was made from weights whose last step may have been under way (wait=forward); "
+                "use wait=backward"
+            )
         replica, known = self.replica, set(self.replica.parameters.trained())
         self.algorithm.drain()
         tensors = _tensors(replica.model, replica.optimizers)

@@ -1,7 +1,7 @@
 """Every so many steps workers compare what must be the same on all of them.
 
     weights           where the algorithm says that they are equal on all workers (`equal`)
-    optimizer state   where it says so (`equal_state`)
+    optimizer state   where it says so (`same_steps`)
     operations        always: a digest of the sequence of collective operations so far
 
 What is compared first is one checksum for each, in one small message to every worker, as control traffic. Only where
@@ -58,9 +58,10 @@ class Guard:
         self._taken = 0  # steps of this run
         self._good = "the start"  # when everything was last found equal
 
-    def after_step(self) -> None:
+    def after_step(self, complete: bool = True) -> None:
+        """Compare if it is time; not while a worker that has ended takes part with old weights (not `complete`)."""
         self._taken += 1
-        if self._every and (self._taken == 1 or self._taken % self._every == 0):
+        if self._every and complete and (self._taken == 1 or self._taken % self._every == 0):
             self.check()
 
     @torch.no_grad()
@@ -84,7 +85,7 @@ class Guard:
         return combine([checksum(w) for w in _flat_weights(self._replica)]) if self._algorithm.equal else 0
 
     def _state(self) -> int:
-        tensors = _state_tensors(self._replica) if self._algorithm.equal_state else ()
+        tensors = _state_tensors(self._replica) if self._algorithm.same_steps else ()
         return combine([checksum(tensor) for _, tensor in tensors])
 
     # --- what differs ------------------------------------------------------------------------------------------------

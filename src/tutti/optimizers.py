@@ -145,6 +145,7 @@ class Optimizers:
         self.stepping = True
         try:
             if self.scaler is not None:
+                _require_gradient(optimizer, self.scaler)
                 self.scaler.step(optimizer)
             else:
                 optimizer.step()
@@ -157,6 +158,15 @@ class Optimizers:
                 return each, group
             group -= len(each.param_groups)
         raise IndexError("no optimizer has this group")
+
+
+def _require_gradient(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """torch's own message is an assertion about inf checks."""
+    if scaler.is_enabled() and all(p.grad is None for g in optimizer.param_groups for p in g["params"]):
+        raise UserError(
+            "a GradScaler needs a gradient in every step, and this worker has none in this one (no backward, or "
+            "run.samples = 0); use bfloat16 autocast, which needs no scaler, or ddp"
+        )
 
 
 def _copy_without_hooks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

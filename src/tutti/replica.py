@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tutti.changes import Parameters
+from tutti.changes import Change, Parameters
 from tutti.errors import UserError
 from tutti.hooks import Hook
 from tutti.layout import Layout
@@ -38,7 +38,7 @@ class Bucket:
     spacious: Tensor  # the weights, and spare elements behind them; see layout.py
     grads: Tensor  # with the spare elements too
     views: list[Tensor]  # the gradients, one per parameter
-    scale: float = 1.0  # what this worker's gradients are multiplied by on their way in
+    scale: float = 1.0  # what this worker's gradients are multiplied by on their way in; 0: they are dropped
     steps: int = 0  # that have been made with it
     missing: set[int] = field(default_factory=set)  # positions whose gradient is not there yet
     unused: list[int] = field(default_factory=list)  # positions that had none in this worker's backward
@@ -63,9 +63,10 @@ class Bucket:
     def fill_missing(self) -> None:
         """Backward is over: what has not come counts as zero."""
         for position in sorted(self.missing):
-            if self.parameters[position].grad is not None:
+            if self.scale and self.parameters[position].grad is not None:
                 self.take(position)
                 continue
+            self.parameters[position].grad = None
             self.views[position].zero_()
             self.grads[self.layout.numel + position] = 0
             self.unused.append(position)
@@ -118,11 +119,13 @@ class Replica:
         self.parameters = Parameters(model, self.optimizers)
         self._zeros = zeros  # makes what is sent and received
         self.buckets: list[Bucket] = []
-        self.samples = 1.0  # how many samples this worker's gradient stands for
+        self.samples = 1.0  # how many samples this worker's gradient stands for; with none it counts as having none
+        self.step_samples = 1.0  # the same for the step under way: what it was when its backward began
         self.steps = 0
+        self.before_exchange: Callable[[], None] = lambda: None  # the run's; see join.py
         self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
-        self.on_change: Callable[[str], None] = lambda _: None  # what is trained is not what it was
+        self.on_change: Callable[[Change], None] = lambda _: None  # what is trained is not what it was
         self.scale_of: Callable[[Bucket], float] = lambda _: 1.0  # for the samples of this step
         self._on_bucket: Callable[[Bucket], None] = lambda _: None
         self._places: dict[nn.Parameter, tuple[Bucket, int]] = {}
@@ -132,7 +135,7 @@ class Replica:
         self.in_backward = False  # one whose gradients are to be exchanged
         self._next = 0  # the bucket to be handed on next
         self._steps_with: dict[nn.Parameter, int] = {}  # with which buckets that are made anew begin
-        self._change = ""  # found when this backward began, to be taken in when it ends
+        self._change = Change()  # found when this backward began, to be taken in when it ends
         self.exchanged = False  # since the last step
 
     @property
@@ -163,16 +166,16 @@ class Replica:
         self._steps_with.update({p: bucket.steps for p, (bucket, _) in self._places.items()})
         self.buckets, self._places = [], {}
 
-    def find_change(self) -> str:
-        """What is no more as it was when the buckets were made; empty if nothing, or if there are none."""
-        return self.parameters.find_change() if self.buckets else ""
+    def find_change(self) -> Change:
+        """Since the buckets were made; none where there are no buckets."""
+        return self.parameters.find_change() if self.buckets else Change()
 
     def release(self) -> None:
         """Take off everything that an algorithm has put on, so that another one can be set up; weights, gradients and
         what the run has put on stay."""
         self.close()
         self._leave_buckets()
-        self.in_backward, self._change = False, ""
+        self.in_backward, self._change = False, Change()
         self._on_bucket = lambda _: None
         self.on_begin = lambda: None
         self.scale_of = lambda _: 1.0
@@ -217,16 +220,19 @@ class Replica:
                 f"'{name}' got two gradients in one backward (use checkpoint(..., use_reentrant=False)), "
                 "or the backward before this one failed (then set the run up again)"
             )
+        if not bucket.scale:
+            return  # it stands for no samples: dropped when backward is over, whatever it is
         bucket.take(position)
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._hand_on()
 
     def _begin(self) -> None:
+        self.before_exchange()
         self.on_begin()
-        self.in_backward, self._next = True, 0
+        self.in_backward, self._next, self.step_samples = True, 0, self.samples
         self.restore()  # where there was no step in between
         for bucket in self.buckets:
-            bucket.begin(self.scale_of(bucket))
+            bucket.begin(self.scale_of(bucket) if self.samples else 0.0)
 
     def _hand_on(self) -> None:
         self._on_bucket(self.buckets[self._next])
@@ -359,9 +365,13 @@ class Replica:
         Evaluation may go other ways than training (torch's transformers do), so all buckets come with its first module.
         """
         called: set[nn.Module] = set()
+        refuse = torch.compiler.disable(_refuse_compiled_model)  # or the refusal would be compiled away
         read: dict[nn.Module, list[nn.Parameter]] = {}
 
         def before(module: nn.Module, _: Any) -> None:
+            if torch.compiler.is_compiling():
+                refuse()
+                return
             if not (self.model.training and torch.is_grad_enabled()):
                 on_forward([bucket.index for bucket in self.buckets])
                 return
@@ -373,7 +383,7 @@ class Replica:
             on_forward([self._places[p][0].index for p in read[module] if p in self._places])
 
         # in front of hooks that compute weights, such as those of nn.utils.prune
-        hook = Hook(torch.compiler.disable(before), on_copy)
+        hook = Hook(before, on_copy)
         self._forward_hooks = [m.register_forward_pre_hook(hook, prepend=True) for m in self.model.modules()]
 
     def watched(self) -> set[int]:
@@ -416,6 +426,10 @@ def _remove(hooks: list[torch.utils.hooks.RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
     hooks.clear()
+
+
+def _refuse_compiled_model() -> None:
+    raise UserError("wait=forward waits in front of every module, which a compiled model runs past; use wait=backward")
 
 
 def _watch(parameter: nn.Parameter, on_gradient: Callable[[Tensor], None]) -> torch.utils.hooks.RemovableHandle:

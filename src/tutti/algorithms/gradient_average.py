@@ -50,8 +50,8 @@ class GradientAverage(Algorithm):
     update: Literal["whole", "bucket"] = "whole"
     wait: Literal["backward", "forward"] = "backward"
 
-    equal_state: ClassVar[bool] = True
     exchanges_in_backward: ClassVar[bool] = True
+    same_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.wait == "forward" and (self.update == "whole" or not self.overlap):
@@ -74,6 +74,10 @@ class GradientAverage(Algorithm):
     @property
     def steps_in_backward(self) -> bool:  # type: ignore[override]
         return self.update == "bucket"
+
+    @property
+    def late_weights(self) -> bool:  # type: ignore[override]
+        return self.wait == "forward"
 
     @property
     def tuning(self) -> bool:

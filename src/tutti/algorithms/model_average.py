@@ -22,9 +22,12 @@ Over all-reduce the default, weighted-mean, weighs each worker's weights by `run
 step of the whole batch, also when shares differ; with momentum only if a worker's share stays the same. With the
 aggregator `sum` the model is multiplied by the number of workers at every step, as asked.
 
-A worker without a backward takes part with its weights as they are. A weight that no worker has a gradient for is
-averaged all the same, and the mean of n equal numbers is that number up to rounding: a few units of the last place, the
-same on all workers, and with equal shares no more after many steps than after the first few.
+A worker without a backward takes part with its weights as they are. One with `run.samples = 0` makes no step of its own
+and has no weight in weighted-mean; where no worker has samples all weights stay as they are.
+
+A weight that no worker has a gradient for is averaged all the same, and the mean of n equal numbers is that number up
+to rounding: a few units of the last place, the same on all workers, and with equal shares no more after many steps than
+after the first few.
 
 The state is each worker's own, since the optimizers' differ: every worker saves and loads its `run.state_dict()`.
 
@@ -45,7 +48,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tutti.algorithms.base import Algorithm
+from tutti.algorithms.base import Algorithm, start_weighted
 from tutti.comm.base import Lane, Pending
 from tutti.exchanges.base import Exchange
 from tutti.replica import Bucket, Replica
@@ -125,7 +128,7 @@ class ModelAverage(Algorithm):
 
     def _submit(self, bucket: Bucket, step: int) -> None:
         work = self._agree if self.order == "adapt-first" else self._find_change
-        self._pending[bucket.index] = self._lane.submit_parts(partial(work, bucket, step, self._replica.samples))
+        self._pending[bucket.index] = self._lane.submit_parts(partial(work, bucket, step, self._replica.step_samples))
 
     def finish(self) -> None:
         if self.order == "adapt-first":
@@ -172,12 +175,7 @@ class ModelAverage(Algorithm):
         return subtract
 
     def _exchange(self, bucket: Bucket, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
-        exchange, numel = self._exchanges[bucket.index], bucket.layout.numel
-        scale = exchange.scale(samples)
-        if scale != 1:
-            buffer[:numel] *= scale
-        buffer[numel:] = 1  # every slice counts as used; the last element is the exchange's to fill
-        return exchange.start(buffer, step, samples)
+        return start_weighted(self._exchanges[bucket.index], buffer, bucket.layout.numel, step, samples)
 
     # --- state -------------------------------------------------------------------------------------------------------
 

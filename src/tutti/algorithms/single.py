@@ -19,7 +19,6 @@ from tutti.replica import Replica
 @dataclass
 class Single(Algorithm):
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "local"
-    equal_state: ClassVar[bool] = True
     one_worker: ClassVar[bool] = True
 
     def setup(self, replica: Replica, lane: Lane) -> None:

@@ -91,16 +91,26 @@ class Switch(Algorithm):
         return self.current.equal
 
     @property
-    def equal_state(self) -> bool:  # type: ignore[override]
-        return self.current.equal_state
-
-    @property
     def exchanges_in_backward(self) -> bool:  # type: ignore[override]
         return self.current.exchanges_in_backward
 
     @property
     def steps_in_backward(self) -> bool:  # type: ignore[override]
         return self.current.steps_in_backward
+
+    @property
+    def late_weights(self) -> bool:  # type: ignore[override]
+        return self.current.late_weights
+
+    @property
+    def same_steps(self) -> bool:  # type: ignore[override]
+        return self.current.same_steps
+
+    @property
+    def no_join(self) -> str:  # type: ignore[override]
+        if self.switched:
+            return self.current.no_join
+        return "it may switch while workers have old weights; join after the switch, or train with one algorithm"
 
     @property
     def buffers(self) -> Literal["broadcast", "average", "local"]:  # type: ignore[override]

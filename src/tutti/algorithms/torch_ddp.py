@@ -33,9 +33,10 @@ class TorchDDP(Algorithm):
     unused: bool = False  # find_unused_parameters
 
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "local"  # DDP broadcasts them itself
-    equal_state: ClassVar[bool] = True
     needs_process_group: ClassVar[bool] = True
     by_backend: ClassVar[bool] = True
+    same_steps: ClassVar[bool] = True
+    no_join: ClassVar[str] = "use torch's own torch.distributed.algorithms.join.Join([run.model]), or ddp"
 
     def setup(self, replica: Replica, lane: Lane) -> None:
         self._comm = lane.comm.native
@@ -73,8 +74,8 @@ class TorchDDP(Algorithm):
             raise _past_the_wrapper()
         if change := replica.parameters.find_change():
             raise UserError(
-                f"{change}, and 'torch-ddp' keeps to what it was set up with; close() the run and distribute again, or "
-                "use ddp"
+                f"{change.what}, and 'torch-ddp' keeps to what it was set up with; close() the run and distribute "
+                "again, or use ddp"
             )
         self._forwarded = False
         self._comm.note("gradients/ddp", 2 * (self._comm.size - 1) / self._comm.size * self._nbytes)

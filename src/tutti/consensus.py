@@ -110,6 +110,11 @@ class Consensus:
         return means
 
     @property
+    def held(self) -> bool:
+        """Whether the model is the mean now."""
+        return self._own is not None
+
+    @property
     def sends(self) -> bool:
         """Whether holding the mean sends anything: else each worker may do it by itself."""
         return self._own is None and bool(self._differing())

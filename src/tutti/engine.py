@@ -414,6 +414,8 @@ class Run:
         """Before a forward, so that its gradients are of weights that all workers have agreed on."""
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
             return
+        if self._consensus.held:  # its tensors are elsewhere for a while
+            return
         if not self.replica.in_backward and (change := self.replica.find_change()):
             self._take_in(change)
 

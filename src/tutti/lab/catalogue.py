@@ -78,6 +78,8 @@ TRAITS: Mapping[str, Mapping[Any, str] | str] = {
     },
     "equal": {True: "", False: "workers hold different weights; their mean is what is evaluated"},
     "same_steps": {True: "", False: ""},
+    "steps_in_backward": {True: "", False: ""},
+    "late_weights": {True: "", False: ""},
     "exchanges_in_backward": {True: "", False: ""},
     "no_join": "no run.join(): {}",
     "exact": {True: "", False: "workers end with different buffers: for averaging models, not gradients"},

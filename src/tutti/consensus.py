@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,14 +42,16 @@ class Consensus:
         self._own: dict[Tensor, Tensor] | None = None  # while the mean is in place: what each tensor pointed at
 
     @contextmanager
-    def hold(self) -> Iterator[nn.Module]:
-        """While this lasts, the model is the mean; within another of these it is that already."""
+    def hold(self, operation: AbstractContextManager[None] | None = None) -> Iterator[nn.Module]:
+        """While this lasts, the model is the mean; within another of these it is that already. The `operation` lasts
+        as long as it takes to get there."""
         if self._own is not None:
             yield self._replica.model
             return
-        self._algorithm.drain()
-        with torch.inference_mode(False), torch.no_grad():
-            means = self._average(self._differing())
+        with operation or nullcontext():
+            self._algorithm.drain()
+            with torch.inference_mode(False), torch.no_grad():
+                means = self._average(self._differing())
         self._own = {tensor: tensor.data for tensor in means}
         try:
             for tensor, mean in means.items():
@@ -106,6 +108,16 @@ class Consensus:
             for tensor, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
                 means[tensor] = torch.empty_like(tensor).copy_(part.view(tensor.shape))
         return means
+
+    @property
+    def held(self) -> bool:
+        """Whether the model is the mean now."""
+        return self._own is not None
+
+    @property
+    def sends(self) -> bool:
+        """Whether holding the mean sends anything: else each worker may do it by itself."""
+        return self._own is None and bool(self._differing())
 
 
 def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 import weakref
 import zlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, check_timeout, connect
 from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
+from tutti.guard import EVERY, Guard, read_interval
 from tutti.hooks import Hook
 from tutti.inputs import (
     check_model,
@@ -38,8 +40,11 @@ from tutti.inputs import (
     read_optimizers,
 )
 from tutti.join import Join
+from tutti.operations import Operations
 from tutti.optimizers import Optimizers
 from tutti.replica import Replica
+from tutti.setup_check import describe, require_same
+from tutti.watch import Watch, watch
 
 _open: weakref.WeakSet[Run] = weakref.WeakSet()  # the runs that are not closed
 
@@ -54,6 +59,7 @@ def distribute(
     wire: str | None = None,
     interface: str | None = None,
     timeout: float = SILENCE,
+    guard: bool | int = True,
 ) -> Run:
     """Train this model together with the other workers of torch's process group where one is initialised, or of the
     launcher (torchrun, mpirun, Slurm, tutti); alone without any of them.
@@ -66,19 +72,23 @@ def distribute(
 
     The wire is ours ("shared": memory within a machine, sockets between machines; "tcp": sockets only) for a model on
     the CPU, and torch's process group ("torch": nccl) for one on a GPU.
+
+    Every `guard` steps (True: after the first and every 100) workers compare checksums of what must be equal, and
+    workers that call different operations are stopped; False for neither.
     """
     if comm is not None and group is not None:
         raise UserError("comm= and group= both say who the workers are: give one of them")
     algorithm, optimizers = read_algorithm(algorithm), read_optimizers(optimizer)
     check_model(model, optimizers)
     check_timeout(timeout)
+    every = read_interval(guard)
     if comm is not None:
-        return Run(model, optimizers, replace(algorithm), comm, owns_comm=False)
+        return Run(model, optimizers, replace(algorithm), comm, owns_comm=False, guard=every)
     kind = next(model.parameters()).device.type
     wire = wire or ("torch" if kind == "cuda" else "shared")
     comm = connect(WireOptions(wire, interface, None, timeout, kind), group=group)
     try:
-        return Run(model, optimizers, replace(algorithm), comm, owns_comm=True)
+        return Run(model, optimizers, replace(algorithm), comm, owns_comm=True, guard=every)
     except BaseException:
         comm.close()
         raise
@@ -97,6 +107,7 @@ class Run:
         algorithm: Algorithm,
         comm: Comm,
         owns_comm: bool,
+        guard: int = EVERY,
     ) -> None:
         self._device = next(model.parameters()).device
         check(algorithm, comm.wire, comm.size, self._device)
@@ -104,14 +115,17 @@ class Run:
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
-        self._make_equal(_tensors(model, Optimizers(optimizers)))
+        tensors = _tensors(model, Optimizers(optimizers))
+        self._make_equal(tensors, describe(algorithm, Optimizers(optimizers), guard))
+        self.operations = Operations()
         self.lane = Lane(self.comm.fork("lane"), self._device)
-        self._finalizer = weakref.finalize(
-            self, _close_plainly, self.lane, self.comm if owns_comm else None, os.getpid()
-        )
+        self._watch = watch(self.comm, self.lane.comm, self.operations) if guard else None
+        owned = self.comm if owns_comm else None
+        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, owned, self._watch, os.getpid())
         self.replica = Replica(model, optimizers, self.comm.zeros)
         self.replica.on_end, self.replica.on_change = self._end_of_backward, self._take_in
         self._consensus = Consensus(algorithm, self.replica, self.comm)
+        self._guard = Guard(guard, algorithm, self.replica, self.comm, self.operations, self._watch)
         self._join = Join(algorithm, self.replica, self.comm, self.step)
         self.replica.before_exchange = self._before_exchange
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
@@ -175,13 +189,15 @@ class Run:
         replica = self.replica
         with replica.optimizers.only(optimizer):
             self._complete_gradients()
-            if not self._compared:
-                self._compare_first_batches()
-            replica.optimizers.scaler = scaler
-            self.algorithm.step(replica)
-            if replica.buckets:
-                self._finish()  # what the step has put on the lane
-            replica.count_step()
+            with self._operation("step"):
+                if not self._compared:
+                    self._compare_first_batches()
+                replica.optimizers.scaler = scaler
+                self.algorithm.step(replica)
+                if replica.buckets:
+                    self._finish()  # what the step has put on the lane
+                replica.count_step()
+                self._guard_step()
 
     def _complete_gradients(self) -> None:
         """A worker without a backward takes part with nothing; what has changed since the backward is taken in."""
@@ -220,21 +236,25 @@ class Run:
         if isinstance(value, Tensor):
             exact = value if value.is_floating_point() or value.is_complex() else value.double()
             total = exact.detach().clone(memory_format=torch.contiguous_format)
-            self.comm.all_reduce(total, tag="metrics/mean")
+            with self._operation("mean"):
+                self.comm.all_reduce(total, tag="metrics/mean")
             return total / self.size
-        return float(self.sums([value])[0]) / self.size
+        with self._operation("mean"):
+            return float(self.sums([value])[0]) / self.size
 
     def sums(self, values: list[float]) -> Tensor:
         """The sums over all workers of a few numbers, in one exchange."""
         self._refuse_closed("run.sums()")
         self._join.refuse("a sum over all workers")
         total = torch.tensor(values, dtype=torch.float64)
-        self.comm.all_reduce(total, tag="metrics/mean")
+        with self._operation("sums"):
+            self.comm.all_reduce(total, tag="metrics/mean")
         return total
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so."""
-        return bool(self.sums([float(flag)])[0] > 0)
+        with self._operation("any"):
+            return bool(self.sums([float(flag)])[0] > 0)
 
     def take_times(self) -> tuple[float, float]:
         """(hidden, exposed) seconds of communication since the last call."""
@@ -254,7 +274,7 @@ class Run:
         """
         self._refuse_closed("run.consensus()")
         self._join.refuse("run.consensus()")
-        return self._consensus.hold()
+        return self._consensus.hold(self._operation("consensus", self._consensus.sends))
 
     def consensus_distance(self) -> float:
         """sqrt(mean_i |x_i - mean|^2) over the trained weights: how far the workers are apart; collective.
@@ -263,13 +283,15 @@ class Run:
         """
         self._refuse_closed("run.consensus_distance()")
         self._join.refuse("run.consensus_distance()")
-        return self._consensus.distance()
+        with self._operation("consensus_distance", not self.algorithm.equal):
+            return self._consensus.distance()
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """The state_dict of the mean model, as a copy on the CPU, to be saved by one of the workers; collective."""
         self._refuse_closed("run.consensus_state_dict()")
         self._join.refuse("run.consensus_state_dict()")
-        return self._consensus.state_dict()
+        with self._operation("consensus_state_dict", self._consensus.sends):
+            return self._consensus.state_dict()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -311,7 +333,8 @@ class Run:
         load_state_dict (`scheduler=scheduler`), and plain values (`epoch=3`).
         """
         self._refuse_closed("run.save()")
-        return save_run(self, folder, keep, extras)
+        with self._operation("save"):
+            return save_run(self, folder, keep, extras)
 
     def load(self, folder: str | Path, **extras: Any) -> dict[str, Any]:
         """Go on from the newest checkpoint of the folder, or from one that is named (`folder/step-00000400`);
@@ -320,7 +343,8 @@ class Run:
         With another number of workers or another algorithm a warning says what was lost.
         """
         self._refuse_closed("run.load()")
-        return load_run(self, folder, extras)
+        with self._operation("load"):
+            return load_run(self, folder, extras)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -329,13 +353,16 @@ class Run:
         try:
             if not self._closed:
                 self.algorithm.drain()  # which may be the first to hear that the last step failed
-        finally:
-            self._let_go()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        self._let_go()
 
-    def _let_go(self) -> None:
+    def _let_go(self, error: BaseException | None = None) -> None:
         if self._closed:
             return
         self._closed = True
+        _say_goodbye(self._watch, self.lane, error)
         _open.discard(self)
         for hook in self._hooks:
             hook.remove()
@@ -353,7 +380,7 @@ class Run:
             self.close()
         else:
             self.lane.close(0.0)  # the others hear it at once
-            self._let_go()
+            self._let_go(error)
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
@@ -364,10 +391,22 @@ class Run:
 
     def _end_of_backward(self) -> None:
         self._consensus.refuse("a backward")
-        self._finish()
+        agree = self.size > 1 and self.algorithm.buffers != "local" and any(True for _ in self.replica.model.buffers())
+        sends = self.algorithm.exchanges_in_backward or self.algorithm.steps_in_backward or agree
+        with self._operation("backward", sends):
+            self._finish()
+            begun = self.clock.now()
+            if agree:
+                self._agree_on_buffers()
+            self.exposed += self.clock.now() - begun
+
+    def _operation(self, name: str, counts: bool = True) -> AbstractContextManager[None]:
+        """Around everything that all workers must do together; what sends nothing does not count."""
+        return self.operations.during(name, self.replica.steps) if counts else nullcontext()
+
+    def _guard_step(self) -> None:
         begun = self.clock.now()
-        if self.size > 1 and self.algorithm.buffers != "local":
-            self._agree_on_buffers()
+        self._guard.after_step(complete=not self._join.partial)
         self.exposed += self.clock.now() - begun
 
     def _finish(self) -> None:
@@ -394,13 +433,9 @@ class Run:
             for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                 buffer.copy_(part.view(buffer.shape))
 
-    def _make_equal(self, tensors: list[tuple[str, Tensor]]) -> None:
-        """Worker 0's parameters and buffers, everywhere; a model of another shape is refused before anything hangs."""
-        shape = ";".join(f"{name}{tuple(t.shape)}{t.dtype}{t.requires_grad}" for name, t in tensors)
-        digests = self.comm.gather_bytes(b"%d %d" % (zlib.crc32(shape.encode()), len(tensors)))
-        for rank, digest in enumerate(digests):
-            if digest != digests[0]:
-                raise UserError(f"the model of worker {rank} has other parameters than that of worker 0")
+    def _make_equal(self, tensors: list[tuple[str, Tensor]], settings: dict[str, str] | None = None) -> None:
+        """Worker 0's parameters and buffers, everywhere; what is not the same is refused before anything hangs."""
+        require_same(self.comm, settings or {}, tensors)
         for _, tensor in tensors:
             _in_place(tensor.detach(), lambda t: self.comm.broadcast(t, tag="weights/start"))
 
@@ -415,6 +450,8 @@ class Run:
     def _look_for_change(self, module: nn.Module, _: Any) -> None:
         """Before a forward, so that its gradients are of weights that all workers have agreed on."""
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            return
+        if self._consensus.held:  # its tensors are elsewhere for a while
             return
         if not self.replica.in_backward and (change := self.replica.find_change()):
             self._take_in(change)
@@ -432,10 +469,11 @@ class Run:
         tensors = _tensors(replica.model, replica.optimizers)
         if not self.algorithm.equal:  # then only what is new has to be
             tensors = [(n, t) for n, t in tensors if isinstance(t, nn.Parameter) and t not in known]
-        self._make_equal(tensors)
-        self.algorithm.close()
-        replica.release()
-        self.algorithm.setup(replica, self.lane)
+        with self._operation("taking in new parameters"):
+            self._make_equal(tensors)
+            self.algorithm.close()
+            replica.release()
+            self.algorithm.setup(replica, self.lane)
 
     def _remember_first_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
@@ -505,11 +543,20 @@ def _in_place(tensor: Tensor, operate: Any) -> None:
         tensor.copy_(copy)
 
 
-def _close_plainly(lane: Lane, comm: Comm | None, process: int) -> None:
+def _close_plainly(lane: Lane, comm: Comm | None, guardian: Watch | None, process: int) -> None:
     """At exit or when nobody has the run any more; not in a forked child, which would speak for its parent."""
-    if threading.current_thread().name.startswith("tutti-lane") or process != os.getpid():
+    if threading.current_thread().name.startswith(("tutti-lane", "tutti-watch")) or process != os.getpid():
         return
+    _say_goodbye(guardian, lane, getattr(sys, "last_value", None))  # set where the program has ended by an error
     lane.close(_GOODBYE)
     lane.comm.close()
     if comm is not None:
         comm.close()
+
+
+def _say_goodbye(guardian: Watch | None, lane: Lane, error: BaseException | None) -> None:
+    if guardian is None or guardian.closed:
+        return
+    guardian.close(error)
+    if error is not None:  # what the lane waits for may never come
+        lane.comm.interrupt(error)

@@ -14,6 +14,14 @@ class RunFailed(RuntimeError):
     """A run began and broke: the message names the worker and its own error."""
 
 
+class Diverged(RunFailed):
+    """Weights or optimizer state differ between workers where the algorithm keeps them equal."""
+
+
+class Desynchronised(RunFailed):
+    """Two workers do not call the same operations in the same order: one would wait for the other for ever."""
+
+
 def suggest(word: str, choices: Sequence[str], otherwise: str = "") -> str:
     """How a sentence about a word that is none of these ends: the nearest one, or what there is."""
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)

@@ -118,3 +118,6 @@ class Nobody:
 
     def drive(self, pending: Send | Receive, deadline: float | None) -> bool:
         raise AssertionError("nobody waits here")
+
+    def look(self) -> None:
+        raise AssertionError("nobody looks here")

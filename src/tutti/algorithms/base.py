@@ -29,6 +29,7 @@ class Algorithm(Member):
     noun: ClassVar[str] = "algorithm"
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "broadcast"
     equal: ClassVar[bool] = True  # all workers hold the same weights behind every step
+    exchanges_in_backward: ClassVar[bool] = False  # each backward is an operation that all workers must make
     same_steps: ClassVar[bool] = False  # all workers step with the same gradient: their optimizers hold the same state
     deterministic: ClassVar[bool] = True
     one_worker: ClassVar[bool] = False  # runs on a single worker, with the whole batch

@@ -50,6 +50,7 @@ class GradientAverage(Algorithm):
     update: Literal["whole", "bucket"] = "whole"
     wait: Literal["backward", "forward"] = "backward"
 
+    exchanges_in_backward: ClassVar[bool] = True
     same_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

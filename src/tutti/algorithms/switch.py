@@ -91,6 +91,10 @@ class Switch(Algorithm):
         return self.current.equal
 
     @property
+    def exchanges_in_backward(self) -> bool:  # type: ignore[override]
+        return self.current.exchanges_in_backward
+
+    @property
     def steps_in_backward(self) -> bool:  # type: ignore[override]
         return self.current.steps_in_backward
 

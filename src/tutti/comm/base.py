@@ -61,6 +61,10 @@ class Pending(ABC):
     @abstractmethod
     def wait(self, deadline: float | None = None) -> Tensor | Lost: ...
 
+    def arrived(self) -> bool:
+        """Whether it is complete now: looks without waiting. Never, where the wire cannot look."""
+        return False
+
 
 class Comm(ABC):
     """One worker's end of the wire."""
@@ -70,6 +74,7 @@ class Comm(ABC):
     size: int
     clock: Clock
     timeout: float  # seconds without a sign of life after which a peer counts as silent
+    watchable: bool = True  # its waits can be interrupted and looked at, message by message (see watch.py)
     interface: str = ""  # through which this run's traffic passes and no other's; empty where there is none
 
     @abstractmethod
@@ -132,6 +137,10 @@ class Comm(ABC):
     @abstractmethod
     def fork(self, name: str) -> Comm:
         """An independent wire to the same peers (every worker must call this in the same order)."""
+
+    def fork_small(self, name: str) -> Comm:
+        """A fork for a few short messages: a wire that can spends no memory on it."""
+        return self.fork(name)
 
     @abstractmethod
     def close(self) -> None:

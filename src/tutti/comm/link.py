@@ -38,6 +38,7 @@ class Driver(Protocol):
     rank: int
 
     def drive(self, pending: Send | Receive, deadline: float | None) -> bool: ...
+    def look(self) -> None: ...
 
 
 class Send(Pending):
@@ -103,6 +104,11 @@ class Receive(Pending):
         if self.host is not self.tensor:
             self.tensor.copy_(self.host)
         return self.tensor
+
+    def arrived(self) -> bool:
+        if not self.done:
+            self.comm.look()
+        return self.done
 
 
 class Add(Receive):

@@ -113,6 +113,7 @@ class Metered(Comm):
         self.inner, self.meter = inner, meter
         self.wire, self.rank, self.size = inner.wire, inner.rank, inner.size
         self.clock, self.timeout, self.interface = inner.clock, inner.timeout, inner.interface
+        self.watchable = inner.watchable
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         begun = self.clock.now()
@@ -168,6 +169,9 @@ class Metered(Comm):
     def fork(self, name: str) -> Metered:
         return metered(self.inner.fork(name), self.meter)
 
+    def fork_small(self, name: str) -> Metered:
+        return metered(self.inner.fork_small(name), self.meter)
+
     def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
         return self.inner.bell(answer)
 
@@ -210,6 +214,9 @@ class Counted(Pending):
             self._finished = True
             self._finish(self._seconds)
         return result
+
+    def arrived(self) -> bool:
+        return self._pending.arrived()
 
 
 class MeteredBackend(Metered):

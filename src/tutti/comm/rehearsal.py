@@ -18,6 +18,7 @@ class Rehearsal(Comm):
     """One worker's end; see the module."""
 
     wire = "rehearsal"
+    watchable = False
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.clock, self.timeout = rank, size, Clock(), 0.0

@@ -20,6 +20,7 @@ class Subset(Comm):
         self._inner, self._ranks = inner, tuple(ranks)
         self.rank, self.size = self._ranks.index(inner.rank), len(self._ranks)
         self.wire, self.clock, self.timeout, self.interface = inner.wire, inner.clock, inner.timeout, inner.interface
+        self.watchable = inner.watchable
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         return self._inner.send(self._ranks[peer], tensor, tag)

@@ -212,6 +212,12 @@ class TcpComm(Comm):
         self._forks.append(fork)
         return fork
 
+    def fork_small(self, name: str) -> TcpComm:
+        mesh = f"{self._mesh}/{name}-{len(self._forks)}"
+        fork = TcpComm(self.rank, self.size, self._store, self._access, self.clock, mesh)
+        self._forks.append(fork)
+        return fork
+
     @property
     def native(self) -> Comm:
         if self._native is None:
@@ -272,6 +278,10 @@ class TcpComm(Comm):
                 raise self._wait().silent(self.timeout)
             self._progress(max(left, 0))
         return True
+
+    def look(self) -> None:
+        """Move what can be moved now."""
+        self._progress(0)
 
     def _stirs(self, links: list[Link]) -> bool:
         """A last look at peers that seem silent: something less than poll wakes up for may have come."""

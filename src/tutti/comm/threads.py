@@ -92,7 +92,7 @@ class ThreadsComm(Comm):
 
     def __init__(self, world: World, rank: int, name: str) -> None:
         self.rank, self.size, self.clock, self.timeout = rank, world.size, world.clock, world.timeout
-        self.world, self._name = world, name
+        self.world, self._name, self.watchable = world, name, not world.strict
         self._boxes = world.boxes(name)
         self._forks = 0
         self._interruption: BaseException | None = None
@@ -176,6 +176,10 @@ class ThreadsComm(Comm):
                 box.call()
         return _Sent(self, peer, letter)
 
+    @property
+    def lock(self) -> threading.Condition:
+        return self._boxes[self.rank].wake
+
     def find(self, peer: int, tag: str) -> _Letter | None:
         """The letter that a receive from this peer would take now."""
         letters = self._boxes[self.rank].letters.get(peer, ())
@@ -255,3 +259,7 @@ class _Receive(Pending):
             return LOST
         comm.take(peer, self._tensor, tag)
         return self._tensor
+
+    def arrived(self) -> bool:
+        with self._comm.lock:
+            return self._comm.find(self._peer, self._tag) is not None

@@ -32,6 +32,7 @@ class TorchComm(Comm):
     """One worker's end of a process group."""
 
     wire = "torch"
+    watchable = False
 
     def __init__(
         self,

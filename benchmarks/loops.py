@@ -27,6 +27,10 @@ from loop_patterns.session import METHODS, ORACLES
 LIMIT = 25.0  # seconds for one pattern under one method
 
 
+class NoReference(Exception):
+    """The reference itself broke: the pattern is at fault."""
+
+
 class Runner:
     """Keeps one set of workers of each size, and a new one for each that broke."""
 
@@ -42,7 +46,7 @@ class Runner:
         reports = self.run(pattern, f"oracle {kind}", size, variant)
         for report in reports:
             if report.how != "done":
-                raise SystemExit(f"{pattern.name}, reference {kind}: {report.how}: {report.message}\n{report.trace}")
+                raise NoReference(f"{pattern.name}, reference {kind}: {report.how}: {report.message}\n{report.trace}")
         return [report.result for report in reports]
 
     def close(self) -> None:
@@ -101,7 +105,11 @@ def _measure(patterns: list[Pattern], methods: list[str]) -> dict[str, dict[str,
     runner, table, begun = Runner(), {}, time.monotonic()
     try:
         for pattern in patterns:
-            row = try_pattern(runner, pattern, methods)
+            try:
+                row = try_pattern(runner, pattern, methods)
+            except NoReference as error:
+                print(f"warning: {error}", flush=True)
+                continue
             table[pattern.name] = {method: verdict.json() for method, verdict in row.items()}
             print(f"{pattern.name:28} " + " ".join(f"{row[m].word or '-':9}" for m in methods), flush=True)
             for method, verdict in row.items():

@@ -131,17 +131,16 @@ def main() -> None:
         dist.all_reduce(total)
         if rank == 0:
             print(f"step {step + 1} loss {total.item() / size:.6f}", flush=True)
-        if (step + 1) % args.every == 0 or step + 1 == args.steps:
-            if rank == 0:
-                print(f"validation {evaluate(model.module, validation, args.context):.6f}", flush=True)
-                state = {
-                    "model": model.module.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "schedule": schedule.state_dict(),
-                    "step": step + 1,
-                }
-                os.makedirs(args.out, exist_ok=True)
-                torch.save(state, args.out / "checkpoint.pt")
+        if ((step + 1) % args.every == 0 or step + 1 == args.steps) and rank == 0:
+            print(f"validation {evaluate(model.module, validation, args.context):.6f}", flush=True)
+            state = {
+                "model": model.module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "step": step + 1,
+            }
+            os.makedirs(args.out, exist_ok=True)
+            torch.save(state, args.out / "checkpoint.pt")
 
     dist.destroy_process_group()
 

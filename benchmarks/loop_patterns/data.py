@@ -296,6 +296,7 @@ def variables_only(s: Session) -> Result:
     model = net()
     optimizer = sgd(model)
     if not s.oracle:
+        dist.barrier()
         dist.destroy_process_group()
     t = s.distribute(model, optimizer)
     learn(s, t, optimizer, range(4))

@@ -159,6 +159,7 @@ def rank_text(s: Session) -> Result:
 
     import torch.distributed as dist
 
+    dist.barrier()
     dist.destroy_process_group()
     os.environ["RANK"] = "x"
     try:

@@ -52,7 +52,6 @@ def gan_two_runs(s: Session) -> Result:
 
 @pattern(
     "a GAN as one model with two optimizers: `distribute(model, [opt_g, opt_d])`",
-    variants=("", "all are mixed"),
     ddp="DDP is given the whole model and a backward that reaches half of it.",
 )
 def gan_two_optimizers(s: Session) -> Result:

@@ -67,8 +67,7 @@ class Oracle:
                 each.step()
         self._synced = False
         if self.kind in ("model", "gossip", "relay"):
-            everything = optimizer is None or self.variant == "all are mixed"
-            self._mix(self.parameters() if everything else _parameters_of(chosen))
+            self._mix(self.parameters() if optimizer is None else _parameters_of(chosen))
 
     def accumulate(self) -> Any:
         @contextmanager
@@ -83,6 +82,7 @@ class Oracle:
 
     def mean(self, value: float) -> float:
         if self.kind == "alone":
+            dist.barrier(group=self.group)
             return float(value)
         return float(self._gather(torch.tensor(float(value), dtype=torch.float64)).mean())
 

@@ -45,6 +45,7 @@ class WorkerSet:
         self.size, self.usable = size, True
         self._folder = Path(tempfile.mkdtemp(prefix="tutti-loops-"))
         self._count = 0
+        self._complete = True  # none has left
         context = multiprocessing.get_context("forkserver")
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the server's own
         context.set_forkserver_preload(["loop_patterns.preload"])
@@ -78,13 +79,14 @@ class WorkerSet:
                 self._let_leave([rank for rank, report in reports.items() if report.how == "done"])
         for rank in waiting.values():
             reports[rank] = Report(rank, "hung", seconds=limit)
-        self.usable = all(report.how == "done" for report in reports.values())
+        self.usable = self._complete and all(report.how == "done" for report in reports.values())
         if not self.usable:
             self.close()
         return [reports[rank] for rank in range(self.size)]
 
     def _let_leave(self, ranks: list[int]) -> None:
         """These have come to the end of their script long before the others: their processes end."""
+        self._complete = self._complete and not ranks
         for rank in ranks:
             with contextlib.suppress(OSError):
                 self._pipes[rank].send(None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from loop_patterns.registry import pattern
-from loop_patterns.session import TUTTI, Result, Session, learn, net, sgd, weights
+from loop_patterns.session import TUTTI, Result, Session, learn, net, seeded, sgd, weights
 
 
 @pattern("the plain loop")
@@ -135,9 +136,7 @@ def update_bucket(s: Session) -> Result:
 
 @pattern("`wait=forward` with `model.state_dict()` after each step", methods=("ddp",))
 def wait_forward_state_dict(s: Session) -> Result:
-    model = nn.Sequential(net(), *(nn.Sequential(nn.Linear(2, 200), nn.Linear(200, 2)).double() for _ in range(3)))
-    for p in model.parameters():
-        nn.init.constant_(p, 0.01)
+    model = nn.Sequential(net(), *seeded(2, *[partial(nn.Linear, 2, 200), partial(nn.Linear, 200, 2)] * 3))
     optimizer = sgd(model)
     t = s.distribute(model, optimizer, options="update=bucket, wait=forward, bucket=4KiB")
     seen = []
@@ -151,9 +150,7 @@ def wait_forward_state_dict(s: Session) -> Result:
 
 @pattern("`wait=forward` with `model.parameters()` read after each step (an EMA by hand)", methods=("ddp",))
 def wait_forward_parameters(s: Session) -> Result:
-    model = nn.Sequential(net(), *(nn.Sequential(nn.Linear(2, 200), nn.Linear(200, 2)).double() for _ in range(3)))
-    for p in model.parameters():
-        nn.init.constant_(p, 0.01)
+    model = nn.Sequential(net(), *seeded(2, *[partial(nn.Linear, 2, 200), partial(nn.Linear, 200, 2)] * 3))
     optimizer = sgd(model)
     t = s.distribute(model, optimizer, options="update=bucket, wait=forward, bucket=4KiB")
     average = [p.detach().clone() for p in model.parameters()]

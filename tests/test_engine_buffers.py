@@ -189,7 +189,7 @@ class SlowExchange(GradientAverage):
     def finish(self) -> None:
         super().finish()
         clock = self._lane.comm.clock
-        if isinstance(clock, FakeClock) and self._replica._running:
+        if isinstance(clock, FakeClock) and self._replica.in_backward:
             self._lane.busy.append((clock.now() - 5, clock.now() + 2))
             clock.sleep(2.0)
 

@@ -188,7 +188,7 @@ def test_stepping_is_said_while_it_lasts_and_no_longer() -> None:
     seen: list[bool] = []
 
     def look(*_: object) -> None:
-        seen.append(replica.stepping)
+        seen.append(replica.optimizers.stepping)
         if len(seen) == 2:
             raise KeyError
 
@@ -196,7 +196,7 @@ def test_stepping_is_said_while_it_lasts_and_no_longer() -> None:
     replica.step()
     with pytest.raises(KeyError):
         replica.step()
-    assert (seen, replica.stepping) == ([True, True], False)
+    assert (seen, replica.optimizers.stepping) == ([True, True], False)
 
 
 def test_groups_are_put_back_after_a_failed_step() -> None:

@@ -118,9 +118,12 @@ def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def _trained(replica: Replica) -> list[Tensor]:
     """The weights that have gradients, or had when the buckets were made; also those that only the optimizer knows."""
-    known = [p for group in replica.optimizer.param_groups for p in group["params"]]
     bucketed = {p for bucket in replica.buckets for p in bucket.parameters}
-    return [p for p in dict.fromkeys([*replica.model.parameters(), *known]) if p.requires_grad or p in bucketed]
+    return [
+        p
+        for p in dict.fromkeys([*replica.model.parameters(), *replica.optimizers.parameters])
+        if p.requires_grad or p in bucketed
+    ]
 
 
 def _square_distance(own: Tensor, mean: Tensor) -> float:

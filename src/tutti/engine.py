@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import threading
 import warnings
 import weakref
 import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -19,20 +18,32 @@ import torch
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
+from tutti.changes import Change
 from tutti.comm.base import Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, connect
 from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
+from tutti.hooks import Hook
+from tutti.inputs import (
+    check_model,
+    check_number,
+    check_samples,
+    check_scaler,
+    check_seconds,
+    read_algorithm,
+    read_optimizers,
+)
+from tutti.join import Join
+from tutti.optimizers import Optimizers
 from tutti.replica import Replica
-from tutti.spec import parse
 
-_in_use: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # optimizers of runs that are not closed
+_open: weakref.WeakSet[Run] = weakref.WeakSet()  # the runs that are not closed
 
 
 def distribute(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     algorithm: str | Algorithm = "ddp",
     *,
     comm: Comm | None = None,
@@ -42,20 +53,20 @@ def distribute(
 ) -> Run:
     """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one).
 
+    Several optimizers, each with parameters of its own, are handed in as a list: `run.step()` steps with all of them,
+    `run.step(optimizer=one)` with that one.
+
     The wire is ours ("shared": memory within a machine, sockets between machines; "tcp": sockets only) for a model on
     the CPU, and torch's process group ("torch": nccl) for one on a GPU.
     """
-    if isinstance(algorithm, str):
-        algorithm = parse(algorithm, Algorithm)
-    first = next(model.parameters(), None)
-    if first is None:
-        raise UserError("the model has no parameters: there is nothing to train")
+    algorithm, optimizers, timeout = read_algorithm(algorithm), read_optimizers(optimizer), check_seconds(timeout)
+    check_model(model, optimizers)
     if comm is not None:
-        return Run(model, optimizer, replace(algorithm), comm, owns_comm=False)
-    kind = first.device.type
+        return Run(model, optimizers, replace(algorithm), comm, owns_comm=False)
+    kind = next(model.parameters()).device.type
     comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "shared"), interface, None, timeout, kind))
     try:
-        return Run(model, optimizer, replace(algorithm), comm, owns_comm=True)
+        return Run(model, optimizers, replace(algorithm), comm, owns_comm=True)
     except BaseException:
         comm.close()
         raise
@@ -65,21 +76,27 @@ class Run:
     """A training run of this worker; use it plainly (it is closed at exit) or in a `with`."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, comm: Comm, owns_comm: bool
+        self,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        algorithm: Algorithm,
+        comm: Comm,
+        owns_comm: bool,
     ) -> None:
         self._device = next(model.parameters()).device
         check(algorithm, comm.wire, comm.size, self._device)
-        if optimizer in _in_use:
-            raise UserError("this optimizer is distributed already; close() that run first")
+        _refuse_shared(model, optimizers)
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
-        self._make_equal(_tensors(model, optimizer))
+        self._make_equal(_tensors(model, Optimizers(optimizers)))
         self.lane = Lane(self.comm.fork("lane"), self._device)
         self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
-        self.replica = Replica(model, optimizer, self.comm.zeros)
-        self.replica.on_end = self._end_of_backward
+        self.replica = Replica(model, optimizers, self.comm.zeros)
+        self.replica.on_end, self.replica.on_change = self._end_of_backward, self._take_in
         self._consensus = Consensus(algorithm, self.replica, self.comm)
+        self._join = Join(algorithm, self.replica, self.comm, self.step)
+        self.replica.before_exchange = self._before_exchange
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
         self._first_batch, self._compared = b"", False
@@ -91,10 +108,15 @@ class Run:
             self._finalizer()
             raise
         self.model = algorithm.model(self.replica)
-        _in_use.add(optimizer)
+        _open.add(self)
+        settled = Hook(self._settle)
+        self._first_batch_hook = model.register_forward_pre_hook(Hook(self._remember_first_batch), with_kwargs=True)
         self._hooks = [
-            optimizer.register_step_pre_hook(self._refuse_foreign_step),
-            model.register_forward_pre_hook(self._remember_first_batch, with_kwargs=True),
+            self._first_batch_hook,
+            model.register_forward_pre_hook(Hook(self._look_for_change), prepend=True),
+            *(each.register_step_pre_hook(Hook(self._refuse_foreign_step)) for each in optimizers),
+            *(each.register_state_dict_pre_hook(settled) for each in optimizers),
+            *(module.register_state_dict_pre_hook(settled) for module in model.modules()),
         ]
 
     @property
@@ -109,38 +131,74 @@ class Run:
     def samples(self) -> float:
         """How many samples this worker's next gradient stands for; set it before backward when shares differ.
 
-        Any unit will do, as long as it is the same on all workers: only ratios count.
+        Any unit will do, as long as it is the same on all workers: only ratios count. A worker without a batch sets 0:
+        its gradient is dropped, whatever it is, and weighs nothing; where all workers have 0 the gradient is none.
         """
         return self.replica.samples
 
     @samples.setter
     def samples(self, count: float) -> None:
-        if not 0 < count < math.inf:
-            raise UserError(f"run.samples must be positive, not {count}")
-        self.replica.samples = float(count)
+        count = check_samples(count)
+        if not count and self.size > 1 and not self.replica.buckets:
+            raise UserError(f"'{self.algorithm}' counts every worker alike, also one without samples; use ddp")
+        self.replica.samples = count
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual."""
+    def step(
+        self, scaler: torch.amp.GradScaler | None = None, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Update the weights; with autocast hand the GradScaler in, and call its update() afterwards as usual. Of
+        several optimizers all step, or the one that is named."""
+        self._refuse_closed("run.step()")
         self._consensus.refuse("a step")
-        if self.replica.buckets and not self.replica.exchanged:
-            self.replica.finish()  # this worker had no backward: take part with nothing
-        if not self._compared:
-            self._compare_first_batches()
-        self.replica.scaler = scaler
-        self.algorithm.step(self.replica)
-        if self.replica.buckets:
-            self._finish()  # what the step has put on the lane
-        self.replica.exchanged = False
-        self.replica.steps += 1
+        check_scaler(scaler)
+        self._join.refuse_scaler(scaler)
+        replica = self.replica
+        with replica.optimizers.only(optimizer):
+            self._complete_gradients()
+            if not self._compared:
+                self._compare_first_batches()
+            replica.optimizers.scaler = scaler
+            self.algorithm.step(replica)
+            if replica.buckets:
+                self._finish()  # what the step has put on the lane
+            replica.count_step()
+
+    def _complete_gradients(self) -> None:
+        """A worker without a backward takes part with nothing; what has changed since the backward is taken in."""
+        replica = self.replica
+        if not replica.buckets or (replica.exchanged and self.algorithm.steps_in_backward):
+            return
+        change = replica.find_change()
+        if change:
+            self._take_in(change)
+        if change or not replica.exchanged:
+            replica.finish()
 
     def accumulate(self) -> AbstractContextManager[None]:
         """`with run.accumulate(): loss.backward()` adds gradients up; the first backward outside exchanges the sum."""
+        self._refuse_closed("run.accumulate()")
         return self.algorithm.accumulate(self.replica)
+
+    def join(self) -> AbstractContextManager[Join]:
+        """`with run.join():` around a loop that is shorter on some workers; collective.
+
+        A worker whose loop has ended takes part with nothing until the last one's has, so that no worker waits for it
+        in vain. Every step is the mean over the workers that still train, weighted by `run.samples`. Within the block
+        a step has one backward outside `run.accumulate()`, learning rates are set before it, and nothing else that all
+        workers must call (`run.mean`, `run.consensus`) is. Schedulers of a worker that has finished are not stepped:
+        `with run.join() as joined: ...`, then `joined.missed` says how many steps it has to catch up. Gradients that
+        were only accumulated when a loop ends are dropped. See join.py.
+        """
+        self._refuse_closed("run.join()")
+        return self._join.hold()
 
     def mean(self, value: float | Tensor) -> float | Tensor:
         """The mean over all workers of a number or a tensor."""
+        self._refuse_closed("run.mean()")
+        value = check_number(value, "run.mean()")
+        self._join.refuse("run.mean()")
         if isinstance(value, Tensor):
             exact = value if value.is_floating_point() or value.is_complex() else value.double()
             total = exact.detach().clone(memory_format=torch.contiguous_format)
@@ -150,6 +208,8 @@ class Run:
 
     def sums(self, values: list[float]) -> Tensor:
         """The sums over all workers of a few numbers, in one exchange."""
+        self._refuse_closed("run.sums()")
+        self._join.refuse("a sum over all workers")
         total = torch.tensor(values, dtype=torch.float64)
         self.comm.all_reduce(total, tag="metrics/mean")
         return total
@@ -174,6 +234,8 @@ class Run:
         was. Exchanges under way are waited for, which changes no result; `model.training` is left alone. Where all
         workers are equal anyway nothing is sent. How batch-norm statistics are treated: see consensus.py.
         """
+        self._refuse_closed("run.consensus()")
+        self._join.refuse("run.consensus()")
         return self._consensus.hold()
 
     def consensus_distance(self) -> float:
@@ -181,16 +243,21 @@ class Run:
 
         It sends the model as `consensus` does; inside `with run.consensus()`, where the mean is there, one number.
         """
+        self._refuse_closed("run.consensus_distance()")
+        self._join.refuse("run.consensus_distance()")
         return self._consensus.distance()
 
     def consensus_state_dict(self) -> dict[str, Any]:
         """The state_dict of the mean model, as a copy on the CPU, to be saved by one of the workers; collective."""
+        self._refuse_closed("run.consensus_state_dict()")
+        self._join.refuse("run.consensus_state_dict()")
         return self._consensus.state_dict()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit by bit: collective, and nothing is in flight afterwards."""
+        self._refuse_closed("run.state_dict()")
         self._consensus.refuse("run.state_dict()")
         self.algorithm.drain()
         return {
@@ -198,12 +265,15 @@ class Run:
             "workers": self.size,
             "steps": self.replica.steps,
             "model": self.replica.model.state_dict(),
-            "optimizer": self.replica.optimizer.state_dict(),
+            "bucket_steps": [bucket.steps for bucket in self.replica.buckets],
+            "optimizer": self.replica.optimizers.state_dict(),
             "algorithm": self.algorithm.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._refuse_closed("run.load_state_dict()")
         self._consensus.refuse("loading a state")
+        self._join.refuse("loading a state")
         if not {"spec", "workers", "steps", "model", "optimizer", "algorithm"} <= set(state):
             raise UserError(f"this is no state of run.state_dict(): it holds {', '.join(map(str, state)) or 'nothing'}")
         if state["spec"] != str(self.algorithm):
@@ -212,9 +282,9 @@ class Run:
             raise UserError(f"this state is of {state['workers']} workers and cannot continue with {self.size}")
         self.algorithm.drain()
         self.replica.model.load_state_dict(state["model"])
-        self.replica.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would step in it itself
+        self.replica.optimizers.load_state_dict(state["optimizer"])
         self.algorithm.load_state_dict(state["algorithm"])
-        self.replica.steps = state["steps"]
+        self.replica.load_steps(state["steps"], state.get("bucket_steps", []))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -230,7 +300,7 @@ class Run:
         if self._closed:
             return
         self._closed = True
-        _in_use.discard(self.replica.optimizer)
+        _open.discard(self)
         for hook in self._hooks:
             hook.remove()
         self.replica.close()
@@ -250,6 +320,11 @@ class Run:
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
 
+    def _before_exchange(self) -> None:
+        begun = self.clock.now()
+        self._join.before_exchange()
+        self.exposed += self.clock.now() - begun
+
     def _end_of_backward(self) -> None:
         self._consensus.refuse("a backward")
         self._finish()
@@ -267,14 +342,18 @@ class Run:
         self.exposed += seconds
 
     def _agree_on_buffers(self) -> None:
-        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's."""
+        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's. Inside run.join()
+        only workers that still train count."""
+        training = self._join.training
         for same in by_type(self.replica.model.buffers()):
             flat = torch.cat([buffer.reshape(-1) for buffer in same])
             if self.algorithm.buffers == "broadcast" or not flat.is_floating_point():
-                self.comm.broadcast(flat, tag="buffers/broadcast")
+                self.comm.broadcast(flat, training[0], tag="buffers/broadcast")
             else:
+                if self.rank not in training:
+                    flat.zero_()
                 self.comm.all_reduce(flat, tag="buffers/average")
-                flat /= self.size
+                flat /= len(training)
             for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                 buffer.copy_(part.view(buffer.shape))
 
@@ -288,7 +367,42 @@ class Run:
         for _, tensor in tensors:
             _in_place(tensor.detach(), lambda t: self.comm.broadcast(t, tag="weights/start"))
 
+    def _settle(self, *_: Any) -> None:
+        """The weights are about to be read, and may be those of the step before this one."""
+        self.algorithm.drain()
+
+    def _refuse_closed(self, what: str) -> None:
+        if self._closed:
+            raise UserError(f"{what} after run.close(): the run is over; distribute the model again to train on")
+
+    def _look_for_change(self, module: nn.Module, _: Any) -> None:
+        """Before a forward, so that its gradients are of weights that all workers have agreed on."""
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
+            return
+        if not self.replica.in_backward and (change := self.replica.find_change()):
+            self._take_in(change)
+
+    def _take_in(self, change: Change) -> None:
+        """What is trained has changed: the algorithm is set up again, on all workers, on what there is now."""
+        self._consensus.refuse("a backward")
+        if change.moved and self.algorithm.late_weights:
+            raise UserError(
+                f"{change.what}, which was made from weights whose last step may have been under way (wait=forward); "
+                "use wait=backward"
+            )
+        replica, known = self.replica, set(self.replica.parameters.trained())
+        self.algorithm.drain()
+        tensors = _tensors(replica.model, replica.optimizers)
+        if not self.algorithm.equal:  # then only what is new has to be
+            tensors = [(n, t) for n, t in tensors if isinstance(t, nn.Parameter) and t not in known]
+        self._make_equal(tensors)
+        self.algorithm.close()
+        replica.release()
+        self.algorithm.setup(replica, self.lane)
+
     def _remember_first_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         if not self._first_batch and module.training:
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.layout == torch.strided]
             flat = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
@@ -297,7 +411,7 @@ class Run:
 
     def _compare_first_batches(self) -> None:
         self._compared = True
-        self._hooks[-1].remove()  # the one that remembers
+        self._first_batch_hook.remove()
         digests = set(self.comm.gather_bytes(self._first_batch, tag="control/first-batch"))
         if self.size > 1 and len(digests) == 1 and digests != {b""} and self.rank == 0:
             warnings.warn(
@@ -307,7 +421,7 @@ class Run:
             )
 
     def _refuse_foreign_step(self, *_: Any) -> None:
-        if not self.replica.stepping:
+        if not self.replica.optimizers.stepping:
             raise UserError("call run.step() where optimizer.step() stood: the order around the step is the algorithm")
 
 
@@ -325,11 +439,23 @@ def check(algorithm: Algorithm, wire: str, workers: int, device: torch.device) -
     algorithm.check(workers)
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-    """All that has to be equal on every worker: the model's, and what only the optimizer knows."""
+def _refuse_shared(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """A parameter has one run."""
+    mine = {*model.parameters(), *(p for each in optimizers for group in each.param_groups for p in group["params"])}
+    for run in list(_open):
+        other = run.replica
+        if not mine.isdisjoint([*other.model.parameters(), *other.optimizers.parameters]):
+            raise UserError(
+                "this model or optimizer is distributed already; close() that run first, or hand several optimizers to "
+                "one: tutti.distribute(model, [first, second])"
+            )
+
+
+def _tensors(model: nn.Module, optimizers: Optimizers) -> list[tuple[str, Tensor]]:
+    """All that has to be equal on every worker: the model's, and what only the optimizers know."""
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     known = {id(tensor) for _, tensor in named}
-    return named + [("", p) for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    return named + [("", p) for p in optimizers.parameters if id(p) not in known]
 
 
 def _in_place(tensor: Tensor, operate: Any) -> None:

@@ -40,6 +40,7 @@ from tutti.collectives.base import Collective
 from tutti.comm.base import Comm
 from tutti.comm.threads import World
 from tutti.exchanges.base import Exchange
+from tutti.hooks import Hook
 from tutti.launch import LaunchOptions, launch
 from tutti.spec import parse
 from tutti.train import Plan
@@ -346,7 +347,7 @@ def test_a_bucket_is_exchanged_while_the_next_one_steps() -> None:
         def look(*_: Any) -> None:
             seen.append(recorder.began.wait(20) if seen else recorder.began.is_set())
 
-        run.replica.optimizer.register_step_pre_hook(look)
+        run.replica.optimizer.register_step_pre_hook(Hook(look))
         train(run, range(1))
     assert seen == [False, True, True, True]
 
@@ -381,7 +382,7 @@ def test_what_the_step_waits_for_is_exposed_and_the_rest_is_hidden() -> None:
         assert next(steps) == 0 or slow.worked.wait(20)
 
     with set_up(World(1, clock=clock).comm(0), Watched(slow, bucket=0)) as run:
-        run.replica.optimizer.register_step_pre_hook(wait_from_the_second_on)
+        run.replica.optimizer.register_step_pre_hook(Hook(wait_from_the_second_on))
         train(run, range(1))
         assert run.take_times() == (5.0, 2.0)
         assert run.take_times() == (0.0, 0.0)

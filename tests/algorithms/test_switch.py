@@ -63,7 +63,7 @@ def one_after_another(comm: Comm, one: str, other: str, optimizer: Optimizer) ->
     with distribute(model, chosen, one, comm=comm) as run:
         found = train_and_look(run, range(AT))
     with distribute(model, chosen, other, comm=comm) as run:
-        run.replica.steps = AT
+        run.replica.load_steps(AT, [])
         return found + train_and_look(run, range(AT, END))
 
 
@@ -100,7 +100,7 @@ def test_from_different_workers_each_goes_on_from_where_it_is(other: str) -> Non
             kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         with distribute(model, optimizer, other, comm=comm) as run:
             model.load_state_dict(kept)
-            run.replica.steps = AT
+            run.replica.load_steps(AT, [])
             return found + train_and_look(run, range(AT, END))
 
     def one_run(comm: Comm) -> list[Tensor]:

@@ -176,12 +176,20 @@ def test_flags_of_a_bad_worker_do_not_hide_what_others_used(garbage: float) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_samples_cannot_be_counted_in_half_precision(dtype: torch.dtype) -> None:
-    comm = World(1).comm(0)
-    with pytest.raises(UserError, match=r"'weighted-mean' counts samples .* too coarse; use mean, or float32"):
-        AllReduce().setup(comm, layout(dtype), "gradients/0")
-    for advised in ("all-reduce(combine=mean)", "all-reduce(combine=sum)"):
-        parse(advised, Exchange).setup(comm, layout(dtype), "gradients/0")
+@pytest.mark.parametrize("route", ["ring", "star"])
+def test_samples_are_counted_in_half_precision(dtype: torch.dtype, route: str) -> None:
+    """Numbers of samples that the type cannot hold: 3 workers with 70001, 30000 and none."""
+    samples = (70001.0, 30000.0, 0.0)
+
+    def work(comm: Comm) -> list[float]:
+        exchange = parse(f"all-reduce({route})", Exchange).setup(comm, layout(dtype), "gradients/0")
+        buffer = torch.full((layout(dtype).total,), (comm.rank + 1) * 1000.0, dtype=dtype)
+        agree(exchange, buffer, samples[comm.rank])
+        return buffer[:NUMEL].tolist()
+
+    mean = (70001 * 1000 + 30000 * 2000) / 100001
+    for result in on_threads(3, work):
+        assert result == pytest.approx([mean] * NUMEL, rel=2 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum"])

@@ -71,3 +71,12 @@ def test_whole_numbers_add_up_and_are_near() -> None:
     assert _round(np.array([1.5, 2.25, 0.25]), 4).tolist() == [2, 2, 0]
     assert _round(np.array([3.0, 0.0]), 3).tolist() == [3, 0]
     assert _round(np.array([0.999999999999, 2.000000000001]), 3).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_the_last_one_has_the_variance_of_all_others_added_up(workers: int) -> None:
+    """With a large alpha n - 1 workers have Dirichlet's variance v, and one (n - 1) v: on average 2 (n - 1) / n v."""
+    alpha = 100.0
+    wanted = 0.1 * 0.9 / (10 * alpha + 1) * 2 * (workers - 1) / workers
+    found = np.mean([((proportions(alpha, workers, seed) - 0.1) ** 2).mean() for seed in range(200)])
+    assert found == pytest.approx(wanted, rel=0.12)

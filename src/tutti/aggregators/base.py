@@ -35,8 +35,8 @@ class Aggregator(Member):
         """A row per worker and a weight per worker -> one row."""
 
     def weight(self, samples: float) -> float:
-        """How much a contribution from so many samples counts."""
-        return 1.0
+        """How much a contribution from this many samples counts; one from no samples counts nothing."""
+        return 1.0 if samples else 0.0
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------

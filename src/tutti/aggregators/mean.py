@@ -2,7 +2,8 @@
 
     result = sum(x_i) / n
 
-Every worker counts the same, as in DDP, whatever its share of the batch. It stands no bad worker.
+Every worker counts the same, as in DDP, whatever its share of the batch; one with no samples (`run.samples = 0`) does
+not count. It stands no bad worker.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ times that wait. Traits are class attributes and are checked when a run is set u
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -28,9 +29,13 @@ class Algorithm(Member):
     noun: ClassVar[str] = "algorithm"
     buffers: ClassVar[Literal["broadcast", "average", "local"]] = "broadcast"
     equal: ClassVar[bool] = True  # all workers hold the same weights behind every step
+    same_steps: ClassVar[bool] = False  # all workers step with the same gradient: their optimizers hold the same state
     deterministic: ClassVar[bool] = True
     one_worker: ClassVar[bool] = False  # runs on a single worker, with the whole batch
     needs_process_group: ClassVar[bool] = False
+    steps_in_backward: ClassVar[bool] = False  # gradients are spent when backward returns
+    late_weights: ClassVar[bool] = False  # weights may be those of the step before until the next forward
+    no_join: ClassVar[str] = ""  # why `run.join()` does not work, and what would; empty where it does
 
     @abstractmethod
     def setup(self, replica: Replica, lane: Lane) -> None:
@@ -120,12 +125,12 @@ class OwnSteps(Algorithm):
 
     def step(self, replica: Replica) -> None:
         """Bucket by bucket where that is the same as all at once."""
-        one_by_one = replica.scaler is None and replica.steps_alone()
+        one_by_one, due = replica.steps_alone(), replica.due()
         if not one_by_one:
-            for bucket in replica.buckets:
+            for bucket in due:
                 self._note(bucket)
             replica.step()
-        for bucket in replica.buckets:
+        for bucket in due:
             if one_by_one:
                 self._note(bucket)
                 replica.local_step(bucket)
@@ -146,11 +151,7 @@ class OwnSteps(Algorithm):
     def _agree(self, bucket: Bucket, kind: str = "weights") -> Tensor:
         """What the others and this worker make of what lies in the bucket's room; it lies there as well."""
         exchange, room, numel = self._exchanges[kind][bucket.index], self._rooms[bucket.index], bucket.layout.numel
-        samples = self._replica.samples
-        if (scale := exchange.scale(samples)) != 1:
-            room[:numel] *= scale
-        room[numel:] = 1  # every slice counts as used; the last element is the exchange's to fill
-        exchange.agree(room, self._replica.steps, samples)
+        start_weighted(exchange, room, numel, bucket.steps, self._replica.step_samples)()
         return room[:numel]
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,3 +164,24 @@ class OwnSteps(Algorithm):
         for kind, row in self._exchanges.items():
             for exchange, saved in zip(row, state["exchanges"][kind], strict=True):
                 exchange.load_state_dict(saved)
+
+
+def start_weighted(exchange: Exchange, buffer: Tensor, numel: int, step: int, samples: float) -> Callable[[], None]:
+    """Start to agree on weights, or on what is added to them; the function returned completes it.
+
+    Where no worker has samples there is no mean, and every worker keeps what it has.
+    """
+    own = None if samples else buffer[:numel].clone()
+    if (scale := exchange.scale(samples)) != 1:
+        buffer[:numel] *= scale
+    buffer[numel:] = 1  # every slice counts as used; the last element is the exchange's to fill
+    complete = exchange.start(buffer, step, samples)
+    if own is None:
+        return complete
+
+    def complete_or_keep() -> None:
+        complete()
+        if float(buffer[-1]) == 0:
+            buffer[:numel] = own
+
+    return complete_or_keep

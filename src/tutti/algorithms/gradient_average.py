@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -50,6 +50,8 @@ class GradientAverage(Algorithm):
     update: Literal["whole", "bucket"] = "whole"
     wait: Literal["backward", "forward"] = "backward"
 
+    same_steps: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if self.wait == "forward" and (self.update == "whole" or not self.overlap):
             raise ValueError("wait=forward needs update=bucket and overlap: each bucket steps when its gradient comes")
@@ -67,6 +69,14 @@ class GradientAverage(Algorithm):
     @property
     def deterministic(self) -> bool:  # type: ignore[override]
         return self.bucket != "auto"
+
+    @property
+    def steps_in_backward(self) -> bool:  # type: ignore[override]
+        return self.update == "bucket"
+
+    @property
+    def late_weights(self) -> bool:  # type: ignore[override]
+        return self.wait == "forward"
 
     @property
     def tuning(self) -> bool:
@@ -90,7 +100,7 @@ class GradientAverage(Algorithm):
         self._tried = lane.comm.clock.now()
         self._cut(self._tuner.candidates[0] if self._tuner else int(self.bucket))
         if self.wait == "forward":
-            replica.watch_forward(self._wait_for)
+            replica.watch_forward(self._wait_for, self._refuse_copy)
 
     def _cut(self, nbytes: int) -> None:
         """Make buckets of this size, and an exchange for each."""
@@ -127,6 +137,8 @@ class GradientAverage(Algorithm):
             agree()
         for pending in [self._pending.pop(index) for index in list(self._pending) if index not in self._late]:
             pending.wait()
+        if self.update == "bucket" and self._replica.in_backward:
+            self._replica.spend(self._late)
 
     def drain(self) -> None:
         self._wait_for(list(self._pending))
@@ -159,6 +171,13 @@ class GradientAverage(Algorithm):
                 self._pending[index].wait()
                 del self._pending[index]
         self._waited += self._lane.comm.clock.now() - begun
+
+    def _refuse_copy(self) -> None:
+        if self._pending:
+            raise UserError(
+                "a model whose last step is still under way (wait=forward) cannot be copied or saved as a whole: call "
+                "model.state_dict(), which waits for it, or use wait=backward"
+            )
 
     def take_waited(self) -> float:
         waited, self._waited = self._waited, 0.0

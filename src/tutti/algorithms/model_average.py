@@ -22,9 +22,12 @@ Over all-reduce the default, weighted-mean, weighs each worker's weights by `run
 step of the whole batch, also when shares differ; with momentum only if a worker's share stays the same. With the
 aggregator `sum` the model is multiplied by the number of workers at every step, as asked.
 
-A worker without a backward takes part with its weights as they are. A weight that no worker has a gradient for is
-averaged all the same, and the mean of n equal numbers is that number up to rounding: a few units of the last place, the
-same on all workers, and with equal shares no more after many steps than after the first few.
+A worker without a backward takes part with its weights as they are. One with `run.samples = 0` makes no step of its own
+and has no weight in weighted-mean; where no worker has samples all weights stay as they are.
+
+A weight that no worker has a gradient for is averaged all the same, and the mean of n equal numbers is that number up
+to rounding: a few units of the last place, the same on all workers, and with equal shares no more after many steps than
+after the first few.
 
 The state is each worker's own, since the optimizers' differ: every worker saves and loads its `run.state_dict()`.
 
@@ -45,7 +48,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tutti.algorithms.base import Algorithm
+from tutti.algorithms.base import Algorithm, start_weighted
 from tutti.comm.base import Lane, Pending
 from tutti.exchanges.base import Exchange
 from tutti.replica import Bucket, Replica
@@ -71,6 +74,10 @@ class ModelAverage(Algorithm):
     def buffers(self) -> Literal["average", "local"]:  # type: ignore[override]
         return "average" if self.equal else "local"
 
+    @property
+    def steps_in_backward(self) -> bool:  # type: ignore[override]
+        return self.update == "bucket"
+
     def setup(self, replica: Replica, lane: Lane) -> None:
         if self.update == "bucket":
             replica.require_own_steps()
@@ -87,7 +94,7 @@ class ModelAverage(Algorithm):
         for bucket in replica.buckets:
             self._exchanges[bucket.index].begin(bucket.weights)
             if self.order == "combine-first":
-                self._submit(bucket, replica.steps)
+                self._submit(bucket, bucket.steps)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +105,7 @@ class ModelAverage(Algorithm):
     def on_bucket(self, bucket: Bucket) -> None:
         if self.update == "bucket":
             replica = self._replica
-            agree = partial(self._agree, bucket, replica.steps, replica.samples)
+            agree = partial(self._agree, bucket, bucket.steps, replica.samples)
             work = partial(self._step_and_agree, agree, bucket, replica.settings_of(bucket))
             self._pending[bucket.index] = self._lane.submit_parts(work)
 
@@ -107,26 +114,28 @@ class ModelAverage(Algorithm):
         if self.update == "bucket":
             replica.note_own_steps()
             return
-        one_by_one = replica.scaler is None and replica.steps_alone()
+        one_by_one = replica.steps_alone()
         if not one_by_one:
             self.drain()  # the lane reads the weights
             replica.step()
-        for bucket in replica.buckets:
+        for bucket in replica.due():
             self._wait_for(bucket.index)
             if one_by_one:
                 replica.local_step(bucket)
             if self.order == "combine-first":
                 bucket.weights.add_(self._changes[bucket.index][: bucket.layout.numel])
-            self._submit(bucket, replica.steps + (self.order == "combine-first"))
+            self._submit(bucket, bucket.steps + (self.order == "combine-first"))
 
     def _submit(self, bucket: Bucket, step: int) -> None:
         work = self._agree if self.order == "adapt-first" else self._find_change
-        self._pending[bucket.index] = self._lane.submit_parts(partial(work, bucket, step, self._replica.samples))
+        self._pending[bucket.index] = self._lane.submit_parts(partial(work, bucket, step, self._replica.step_samples))
 
     def finish(self) -> None:
         if self.order == "adapt-first":
             for index in list(self._pending):
                 self._pending.pop(index).wait()
+        if self.update == "bucket" and self._replica.in_backward:
+            self._replica.spend()
 
     def drain(self) -> None:
         for index in list(self._pending):
@@ -166,12 +175,7 @@ class ModelAverage(Algorithm):
         return subtract
 
     def _exchange(self, bucket: Bucket, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
-        exchange, numel = self._exchanges[bucket.index], bucket.layout.numel
-        scale = exchange.scale(samples)
-        if scale != 1:
-            buffer[:numel] *= scale
-        buffer[numel:] = 1  # every slice counts as used; the last element is the exchange's to fill
-        return exchange.start(buffer, step, samples)
+        return start_weighted(self._exchanges[bucket.index], buffer, bucket.layout.numel, step, samples)
 
     # --- state -------------------------------------------------------------------------------------------------------
 

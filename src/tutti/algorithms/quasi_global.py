@@ -42,13 +42,14 @@ class QuasiGlobal(OwnSteps):
     mu: Annotated[float, Range(least=0, most=1)] | None = None
 
     def setup(self, replica: Replica, lane: Lane) -> None:
-        _check(replica.optimizer)
+        for optimizer in replica.optimizers.every:
+            _check(optimizer)
         super().setup(replica, lane)
         self._before = [torch.zeros_like(bucket.weights) for bucket in replica.buckets]
         self._settings: dict[int, dict[str, Any]] = {}
         for bucket in replica.buckets:
             for parameter, momentum in _views(bucket, self._memory[bucket.index]):
-                own = replica.optimizer.state.pop(parameter, {}).get("momentum_buffer")
+                own = replica.optimizers.pop_state(parameter).get("momentum_buffer")
                 if own is not None:
                     momentum.copy_(own)
 
@@ -58,7 +59,7 @@ class QuasiGlobal(OwnSteps):
         finally:
             for bucket in replica.buckets:
                 for parameter in bucket.parameters:
-                    replica.optimizer.state.pop(parameter, None)
+                    replica.optimizers.pop_state(parameter)
 
     def _note(self, bucket: Bucket) -> None:
         """SGD's own step computes v, with m for its buffer: a copy, since it writes there. The settings are taken down
@@ -66,7 +67,7 @@ class QuasiGlobal(OwnSteps):
         self._settings[bucket.index] = settings = self._replica.settings_of(bucket) or {}
         self._before[bucket.index].copy_(bucket.weights)
         lent = self._rooms[bucket.index][: bucket.layout.numel]
-        _hand_over(self._replica.optimizer, bucket, lent.copy_(self._memory[bucket.index]), settings)
+        _hand_over(self._replica, bucket, lent.copy_(self._memory[bucket.index]), settings)
 
     def _meet(self, bucket: Bucket) -> None:
         self._rooms[bucket.index][: bucket.layout.numel] = bucket.weights
@@ -82,7 +83,7 @@ class QuasiGlobal(OwnSteps):
     def close(self) -> None:
         for bucket in self._replica.buckets:
             settings = self._replica.settings_of(bucket) or {}
-            _hand_over(self._replica.optimizer, bucket, self._memory[bucket.index], settings)
+            _hand_over(self._replica, bucket, self._memory[bucket.index], settings)
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
@@ -94,11 +95,11 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
             raise UserError(f"'quasi-global' knows no {setting}, which is set in the optimizer; use SGD without it")
 
 
-def _hand_over(optimizer: torch.optim.Optimizer, bucket: Bucket, momentum: Tensor, settings: dict[str, Any]) -> None:
+def _hand_over(replica: Replica, bucket: Bucket, momentum: Tensor, settings: dict[str, Any]) -> None:
     """Let the optimizer have this for its buffers, where it uses any."""
     if settings.get("momentum"):
         for parameter, view in _views(bucket, momentum):
-            optimizer.state[parameter]["momentum_buffer"] = view
+            replica.optimizers.state_to_write(parameter)["momentum_buffer"] = view
 
 
 def _views(bucket: Bucket, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:

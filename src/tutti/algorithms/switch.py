@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from tutti.algorithms.base import Algorithm
 from tutti.comm.base import Comm, Lane
 from tutti.errors import UserError
+from tutti.optimizers import Optimizers
 from tutti.replica import Bucket, Replica
 from tutti.spec import Count, part
 
@@ -88,6 +89,24 @@ class Switch(Algorithm):
     @property
     def equal(self) -> bool:  # type: ignore[override]
         return self.current.equal
+
+    @property
+    def steps_in_backward(self) -> bool:  # type: ignore[override]
+        return self.current.steps_in_backward
+
+    @property
+    def late_weights(self) -> bool:  # type: ignore[override]
+        return self.current.late_weights
+
+    @property
+    def same_steps(self) -> bool:  # type: ignore[override]
+        return self.current.same_steps
+
+    @property
+    def no_join(self) -> str:  # type: ignore[override]
+        if self.switched:
+            return self.current.no_join
+        return "it may switch while workers have old weights; join after the switch, or train with one algorithm"
 
     @property
     def buffers(self) -> Literal["broadcast", "average", "local"]:  # type: ignore[override]
@@ -183,7 +202,7 @@ class Switch(Algorithm):
         if isinstance(self.at, int):
             due = replica.steps + 1 >= self.at
             return lambda: due
-        wanted = self._asked if self.at == "asked" else self._has_decayed(replica.optimizer)
+        wanted = self._asked if self.at == "asked" else self._has_decayed(replica)
         votes = torch.zeros(self._lane.comm.size, 1, dtype=torch.uint8)
         pending = self._lane.submit(partial(self._lane.comm.all_gather, torch.tensor([wanted]).byte(), votes, _VOTES))
 
@@ -193,8 +212,8 @@ class Switch(Algorithm):
 
         return has_any
 
-    def _has_decayed(self, optimizer: torch.optim.Optimizer) -> bool:
-        rate = max(float(group["lr"]) for group in optimizer.param_groups)
+    def _has_decayed(self, replica: Replica) -> bool:
+        rate = max(float(group["lr"]) for group in replica.optimizers.groups)
         self._largest = max(self._largest, rate)
         return rate < self._largest / 2
 
@@ -251,10 +270,10 @@ class Switch(Algorithm):
 @torch.no_grad()
 def _make_equal(replica: Replica, comm: Comm) -> None:
     """Every floating tensor that differs between workers becomes its mean over all of them."""
-    _fill_in(replica.optimizer, comm)
-    parameters = [p for group in replica.optimizer.param_groups for p in group["params"]]
+    _fill_in(replica.optimizers, comm)
+    parameters = replica.optimizers.parameters
     tensors: list[Tensor] = [*replica.model.parameters(), *replica.model.buffers(), *parameters]
-    states = _states(replica.optimizer)
+    states = _states(replica.optimizers)
     tensors = [*dict.fromkeys(t for t in tensors if _is_floating(t)), *(states[place] for place in sorted(states))]
     checks = comm.gather_bytes(b"".join(map(_check, tensors)), _VOTES)
     for index, tensor in enumerate(tensors):
@@ -265,22 +284,23 @@ def _make_equal(replica: Replica, comm: Comm) -> None:
             tensor.copy_(total.div_(comm.size))
 
 
-def _fill_in(optimizer: torch.optim.Optimizer, comm: Comm) -> None:
+def _fill_in(optimizers: Optimizers, comm: Comm) -> None:
     """State that only others have, since this worker never had a gradient there, begins at zero."""
-    mine = _states(optimizer)
+    mine = _states(optimizers)
     looks = {place: [*place, *_look(state)] for place, state in mine.items()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = optimizers.parameters
     for row in comm.gather_bytes(json.dumps(list(looks.values())).encode(), _VOTES):
         for index, key, dtype, shape, device in json.loads(row):
             if (index, key) not in mine:
                 where = parameters[index].device if device != "cpu" else device
-                optimizer.state[parameters[index]][key] = torch.zeros(shape, dtype=getattr(torch, dtype), device=where)
+                state = optimizers.state_to_write(parameters[index])
+                state[key] = torch.zeros(shape, dtype=getattr(torch, dtype), device=where)
 
 
-def _states(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Tensor]:
-    """What the optimizer remembers in floating tensors, by parameter and name."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    items = [((i, key), value) for i, p in enumerate(parameters) for key, value in optimizer.state.get(p, {}).items()]
+def _states(optimizers: Optimizers) -> dict[tuple[int, str], Tensor]:
+    """What the optimizers remember in floating tensors, by parameter and name."""
+    parameters = enumerate(optimizers.parameters)
+    items = [((i, key), value) for i, p in parameters for key, value in optimizers.state(p).items()]
     return {place: value for place, value in items if isinstance(value, Tensor) and _is_floating(value)}
 
 

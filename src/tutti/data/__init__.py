@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tutti.data.dirichlet_sampler import DirichletSampler
+    from tutti.data.distributed_sampler import DistributedSampler
 
-__all__ = ["DirichletSampler"]
+__all__ = ["DirichletSampler", "DistributedSampler"]
+
+_HOMES = {
+    "DirichletSampler": "tutti.data.dirichlet_sampler",
+    "DistributedSampler": "tutti.data.distributed_sampler",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DirichletSampler":
-        from tutti.data.dirichlet_sampler import DirichletSampler
+    import importlib
 
-        return DirichletSampler
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'tutti.data' has no attribute '{name}'")

@@ -11,14 +11,14 @@ classes a worker has (tutti/partitions/dirichlet.py says how).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.utils.data import Sampler
 
+from tutti.data.place import HasRank, find_share
 from tutti.errors import UserError
 from tutti.partitions.base import Partition
 from tutti.spec import parse
@@ -27,8 +27,8 @@ from tutti.spec import parse
 class DirichletSampler(Sampler[int]):
     """The samples of one worker; in another order in every epoch, if `set_epoch` is called before it.
 
-    How many workers there are and which this is it asks torch.distributed or, where that is not initialised, the
-    launcher's RANK and WORLD_SIZE. Shares differ by at most one sample; with `drop_last` whoever has one more leaves
+    How many workers there are and which this one is: `workers` and `rank`, those of `run`, or those of the process
+    group, the launcher or the thread. Shares differ by at most one sample; with `drop_last` whoever has one more leaves
     one out, another in every epoch, so that all have as many.
     """
 
@@ -42,15 +42,10 @@ class DirichletSampler(Sampler[int]):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        run: HasRank | None = None,
     ) -> None:
         partition = _read_alpha(alpha)
-        if workers is None or rank is None:
-            known_rank, known_workers = _find_place()
-            rank, workers = known_rank if rank is None else rank, known_workers if workers is None else workers
-        if workers < 1:
-            raise UserError(f"workers must be at least 1, not {workers}")
-        if not 0 <= rank < workers:
-            raise UserError(f"there is no rank {rank} among {workers} workers: ranks go from 0 to {workers - 1}")
+        rank, workers = find_share("DirichletSampler", workers, rank, run, alone=False)
         self.rank, self.seed, self.shuffle = rank, seed, shuffle
         targets = _read_labels(labels)
         self.share = partition.split(targets, workers, seed)[rank]
@@ -90,15 +85,3 @@ def _read_labels(labels: Tensor | Sequence[int] | np.ndarray) -> Tensor:
     if not len(targets):
         raise UserError("DirichletSampler has no labels: there is nothing to share out")
     return targets
-
-
-def _find_place() -> tuple[int, int]:
-    """This worker's rank, and how many there are."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    raise UserError(
-        "DirichletSampler needs workers= and rank=: torch.distributed is not initialised, and no launcher has set RANK "
-        "and WORLD_SIZE"
-    )

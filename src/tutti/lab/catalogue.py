@@ -77,6 +77,8 @@ TRAITS: Mapping[str, Mapping[Any, str] | str] = {
         "local": "buffers, such as batch norm's running mean, are left alone",
     },
     "equal": {True: "", False: "workers hold different weights; their mean is what is evaluated"},
+    "same_steps": {True: "", False: ""},
+    "no_join": "no run.join(): {}",
     "exact": {True: "", False: "workers end with different buffers: for averaging models, not gradients"},
     "tolerates_loss": {True: "goes on without a message that is lost", False: ""},
     "deterministic": {True: "", False: "not deterministic: the same run twice may give other bits"},

@@ -1,0 +1,77 @@
+"""Which parameters a run trains, and whether that is still what it was set up for.
+
+A script may add a parameter group, swap a head, unfreeze layers, or give parameters other memory (`p.data = ...`,
+`model.to(dtype)`, `vector_to_parameters`) at any time. `Parameters.find_change` is asked at every forward, backward and
+step; it compares addresses and looks at no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from tutti.optimizers import Optimizers
+
+
+class Change(NamedTuple):
+    """What is no more as it was; false if nothing is."""
+
+    what: str = ""
+    moved: bool = False  # a parameter has other memory, whatever values are there
+
+    def __bool__(self) -> bool:
+        return bool(self.what)
+
+
+class Parameters:
+    """Of one model and its optimizers."""
+
+    def __init__(self, model: nn.Module, optimizers: Optimizers) -> None:
+        self._model, self._optimizers = model, optimizers
+        self._trained: dict[nn.Parameter, str] = {}  # all that ever were, in their order, with their names
+        self._addresses: list[int] = []  # of their memory
+        self._groups: list[list[int]] = []
+
+    def collect(self) -> dict[nn.Parameter, str]:
+        """All that are trained now or were before, with their names: first the model's, then those that only an
+        optimizer knows. One that is frozen for a while stays."""
+        named = {p: name for name, p in self._model.named_parameters()}
+        every = {**named, **{p: named.get(p, "") for p in self._optimizers.parameters}}
+        found = {p: name for p, name in every.items() if p.requires_grad or p in self._trained}
+        self._trained = found
+        return found
+
+    def settle(self) -> None:
+        """The run is set up for what was collected, where it lies now, and for the groups as they are."""
+        self._addresses, self._groups = [p.data_ptr() for p in self._trained], self._list_groups()
+
+    def trained(self) -> list[nn.Parameter]:
+        return list(self._trained)
+
+    def find_change(self) -> Change:
+        for parameter, address in zip(self._trained, self._addresses, strict=True):
+            if parameter.data_ptr() != address:
+                return Change(f"'{self._trained[parameter]}' has other memory", moved=True)
+        if self._list_groups() != self._groups:
+            return Change("the optimizer has other parameters")
+        for parameter in _walk(self._model):
+            if parameter.requires_grad and parameter not in self._trained:
+                return Change(f"'{self._name(parameter)}' is new, or was frozen")
+        return Change()
+
+    def _list_groups(self) -> list[list[int]]:
+        return [[id(p) for p in group["params"]] for group in self._optimizers.groups]
+
+    def _name(self, parameter: nn.Parameter) -> str:
+        return next((name for name, p in self._model.named_parameters() if p is parameter), "")
+
+
+def _walk(module: nn.Module) -> Iterator[Any]:
+    """All parameters, without names, which is several times as fast as `parameters()`."""
+    waiting = [module]
+    while waiting:
+        each = waiting.pop()
+        yield from (p for p in each._parameters.values() if p is not None)
+        waiting.extend(child for child in each._modules.values() if child is not None)

@@ -1,0 +1,137 @@
+"""What is trained changes in mid-run: all workers take it in, and train on as one worker on the whole batch does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from changing import CHANGES, change_all, changed, changed_alone
+from launching import ignore, options
+from torch import nn
+from training import adam, batch_of, loss_of, seeded, set_up, small_model, train, weights
+from workers import on_threads
+
+from tutti.changes import Change
+from tutti.comm.base import Comm
+from tutti.engine import distribute
+from tutti.errors import UserError
+from tutti.launch import launch
+
+LATE = "ddp(bucket=0, update=bucket, wait=forward)"
+# on three workers a ring of neighbours is everybody, so D-PSGD is the mean of all as well
+SPECS = [
+    "ddp(bucket=48B)",
+    "ddp(bucket=0, overlap=false)",
+    "ddp(bucket=48B, update=bucket)",
+    LATE,
+    "model-average(bucket=48B)",
+    "model-average(bucket=48B, update=bucket)",
+    "update-average(all-reduce, bucket=0)",
+    "d-psgd",
+]
+
+
+MOVED = ("vector_to_parameters", "there and back to another type", "another type")
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_weights_that_may_be_under_way_cannot_be_replaced(name: str) -> None:
+    with pytest.raises(UserError, match=r"'0.weight' has other memory.* under way \(wait=forward\); use wait=backward"):
+        on_threads(2, lambda comm: changed(comm, LATE, name))
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"), [(s, n) for s in SPECS for n in CHANGES if (s, n) not in [(LATE, moved) for moved in MOVED]]
+)
+def test_a_change_in_mid_run(spec: str, name: str) -> None:
+    expected = changed_alone(3, name)
+    for found in on_threads(3, lambda comm: changed(comm, spec, name)):
+        tight = expected.dtype == torch.float64 and name != "there and back to another type"
+        torch.testing.assert_close(found, expected, rtol=1e-10 if tight else 1e-5, atol=0 if tight else 1e-6)
+
+
+@pytest.mark.parametrize("spec", ["ddp", "ddp(update=bucket)", "model-average", "d-psgd"])
+def test_on_one_worker(spec: str) -> None:
+    for name in CHANGES:
+        torch.testing.assert_close(
+            on_threads(1, lambda comm, n=name: changed(comm, spec, n))[0], changed_alone(1, name)
+        )
+
+
+@pytest.mark.parametrize("spec", ["ddp(bucket=48B)", "model-average(bucket=48B)", "d-psgd"])
+def test_a_group_that_comes_between_backward_and_step_takes_part_in_that_step(spec: str) -> None:
+    expected = changed_alone(3, "a parameter group is added", late=True)
+    for found in on_threads(3, lambda comm: changed(comm, spec, "a parameter group is added", late=True)):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+
+
+def test_over_real_processes() -> None:
+    rows = launch(change_all, (("ddp", "model-average", "ddp(update=bucket)"),), options(2), ignore)
+    assert len(rows) == 3 * len(CHANGES)
+    for spec, name, found in rows:
+        expected = changed_alone(2, name).numpy()
+        for each in found:
+            np.testing.assert_allclose(
+                np.frombuffer(each, expected.dtype), expected, rtol=1e-5, atol=1e-6, err_msg=f"{spec}: {name}"
+            )
+
+
+@pytest.mark.parametrize("spec", ["relay-sgd", "d2", "gradient-tracking", "sgp", "d-psgd-overlap", "relay-sgd-grad"])
+def test_what_is_new_is_trained_where_workers_differ(spec: str) -> None:
+    """The new head starts equal and learns; the others' weights stay each worker's own."""
+
+    def work(comm: Comm) -> tuple[torch.Tensor, float, float]:
+        with set_up(comm, spec) as run:
+            train(run, range(3))
+            model = run.replica.model
+            assert isinstance(model, nn.Sequential)
+            own = weights(model[0])
+            with seeded(100 + comm.rank):
+                model[2] = nn.Linear(4, 2).double()
+            run.replica.optimizer.add_param_group({"params": list(model[2].parameters())})
+            first = loss_of(model, batch_of(0, 50)).item()
+            run._take_in(Change("a test"))
+            assert torch.equal(own, weights(model[0])) or spec == "d-psgd-overlap"
+            head = weights(model[2])
+            train(run, range(3, 30))
+            return head, first, loss_of(model, batch_of(0, 50)).item()
+
+    results = on_threads(3, work)
+    assert all(torch.equal(head, results[0][0]) for head, _, _ in results)
+    assert all(last < first for _, first, last in results)
+
+
+def test_nothing_is_set_up_again_where_nothing_has_changed() -> None:
+    def work(comm: Comm) -> list[int]:
+        with set_up(comm, "ddp", optimizer=adam) as run:
+            before = [id(bucket) for bucket in run.replica.buckets]
+            train(run, range(3))
+            run.load_state_dict(run.state_dict())
+            for parameter in run.replica.model.parameters():
+                parameter.requires_grad_(False)
+            for parameter in run.replica.model.parameters():
+                parameter.requires_grad_(True)
+            train(run, range(3, 5))
+            return [id(bucket) == old for bucket, old in zip(run.replica.buckets, before, strict=True)]
+
+    assert all(all(same) for same in on_threads(2, work))
+
+
+def test_frozen_for_a_while_as_the_discriminator_of_a_gan() -> None:
+    """Nothing is set up again, and a frozen layer stays where it is."""
+
+    def work(comm: Comm) -> None:
+        model = small_model()
+        run = distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), "ddp(bucket=0)", comm=comm)
+        buckets = run.replica.buckets
+        for step in range(4):
+            model[0].requires_grad_(step % 2 == 0)
+            before = weights(model[0])
+            model.zero_grad()
+            loss_of(model, batch_of(comm.rank, step)).backward()
+            run.step()
+            assert torch.equal(before, weights(model[0])) == (step % 2 == 1)
+        assert run.replica.buckets is buckets
+        run.close()
+
+    on_threads(2, work)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from loop_patterns.registry import REPARAMETRISED, pattern
-from loop_patterns.session import Result, Session, learn, net, sgd, weights
+from loop_patterns.session import Result, Session, learn, net, seeded, sgd, weights
 
 
 def adam(model: nn.Module, **options: Any) -> torch.optim.Adam:
@@ -65,6 +65,30 @@ def gan_two_optimizers(s: Session) -> Result:
         t.backward(functional.softplus(-scores[0]).mean() + functional.softplus(scores[1]).mean())
         t.step(optimizer=opt_d)
         gan.zero_grad()
+        t.backward(functional.softplus(-gan.discriminator(fake)).mean())
+        t.step(optimizer=opt_g)
+    return weights(gan)
+
+
+@pattern(
+    "the same with batch normalisation in the generator, whose graph outlives the discriminator's backward",
+    sizes={"relay-sgd": 2},
+    ddp="The two parts are called by themselves, not through the wrapper's forward: nothing is reduced.",
+)
+def gan_batch_norm(s: Session) -> Result:
+    gan = Gan()
+    gan.generator = nn.Sequential(
+        *seeded(6, lambda: nn.Linear(3, 5), lambda: nn.BatchNorm1d(5), lambda: nn.Linear(5, 2))
+    )
+    opt_g, opt_d = adam(gan.generator), adam(gan.discriminator)
+    t = s.distribute(gan, [opt_g, opt_d])
+    for step in range(4):
+        fake = gan.generator(_noise(s, step))
+        opt_d.zero_grad()
+        scores = gan.discriminator(s.batch(step)[1]), gan.discriminator(fake.detach())
+        t.backward(functional.softplus(-scores[0]).mean() + functional.softplus(scores[1]).mean())
+        t.step(optimizer=opt_d)
+        opt_g.zero_grad()
         t.backward(functional.softplus(-gan.discriminator(fake)).mean())
         t.step(optimizer=opt_g)
     return weights(gan)

@@ -219,7 +219,7 @@ class Oracle:
 
     def _assign(self, tensor: Tensor, value: Tensor) -> None:
         with torch.no_grad():
-            tensor.copy_(value)
+            tensor.data.copy_(value)  # graphs that are still to be used stay valid
 
 
 def _parameters_of(optimizers: Optimizers) -> list[nn.Parameter]:

@@ -275,6 +275,25 @@ def functional_forward(s: Session) -> Result:
     return weights(model)
 
 
+@pattern(
+    "meta-learning (MAML): an inner step by autograd.grad, then functional_call with the fast weights, then backward",
+    ddp="functional_call on the inner model passes the wrapper's forward by: nothing is reduced.",
+)
+def fast_weights(s: Session) -> Result:
+    model = net()
+    optimizer = sgd(model)
+    t = s.distribute(model, optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        named = dict(model.named_parameters())
+        inner = torch.autograd.grad(s.loss(model, step), list(named.values()), create_graph=True)
+        fast = {name: p - 0.1 * grad for (name, p), grad in zip(named.items(), inner, strict=True)}
+        inputs, targets = s.batch(20 + step)
+        t.backward(functional.mse_loss(torch.func.functional_call(model, fast, (inputs,)), targets))
+        t.step()
+    return weights(model)
+
+
 @pattern("gradients scaled in place between backward and step")
 def gradients_scaled(s: Session) -> Result:
     model = net()

@@ -9,7 +9,7 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -355,7 +355,9 @@ class Run:
                 self.comm.all_reduce(flat, tag="buffers/average")
                 flat /= len(training)
             for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
-                buffer.copy_(part.view(buffer.shape))
+                # by .data: a graph whose backward comes later may hold them (a GAN), and batch normalisation
+                # in training saves its statistics without reading them
+                buffer.data.copy_(part.view(buffer.shape))
 
     def _make_equal(self, tensors: list[tuple[str, Tensor]]) -> None:
         """Worker 0's parameters and buffers, everywhere; a model of another shape is refused before anything hangs."""
@@ -406,8 +408,9 @@ class Run:
         if not self._first_batch and module.training:
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.layout == torch.strided]
             flat = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
-            checks = [zlib.crc32(t.view(torch.uint8).numpy().data) for t in flat]
-            self._first_batch = ",".join(map(str, checks)).encode()
+            with suppress(RuntimeError):  # inside a transform of torch.func tensors have no memory
+                checks = [zlib.crc32(t.view(torch.uint8).numpy().data) for t in flat]
+                self._first_batch = ",".join(map(str, checks)).encode()
 
     def _compare_first_batches(self) -> None:
         self._compared = True

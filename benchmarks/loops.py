@@ -3,7 +3,8 @@
     python benchmarks/loops.py [--only NAME ...] [--methods ddp d-psgd] [--out docs/results/loops.md] [--list]
 
 Every pattern (benchmarks/loop_patterns/) runs on real worker processes, first under the references, then under each
-method. With --out the page and, next to it, the figures as JSON are written; --only prints what it finds.
+method. With --out the page and, next to it, the figures as JSON are written; with --only as well the rows of the other
+patterns stay as they are.
 """
 
 from __future__ import annotations
@@ -98,6 +99,11 @@ def main() -> None:
         parser.error(f"there is no pattern {', '.join(unknown)}; --list names all")
     table = _measure([patterns[name] for name in args.only or patterns], args.methods)
     if args.out:
+        known = json.loads(record.read_text())["table"] if (record := args.out.with_suffix(".json")).exists() else {}
+        known = known if args.only else {}
+        table = {
+            name: {**known.get(name, {}), **table.get(name, {})} for name in patterns if name in {**known, **table}
+        }
         _write(args.out, table, patterns)
 
 

@@ -361,12 +361,8 @@ def unknown_optimizer(s: Session) -> Result:
     for step in range(4):
         model.zero_grad()
         t.backward(s.loss(t.model, step))
-        if s.oracle and not s.averages_gradients:
-            unknown.step()  # before the exchange of all trainable weights
-            t.step()
-        else:
-            t.step()
-            unknown.step()
+        t.step()
+        unknown.step()
     return weights(model)
 
 

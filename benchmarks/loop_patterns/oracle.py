@@ -40,6 +40,7 @@ class Oracle:
         self.joined = False
         self._accumulating = self._synced = False
         self._history: dict[int, list[Tensor]] = {}
+        self._places: dict[int, int] = {}
         self._once: dict[nn.Parameter, None] = {}  # those that were trainable at some time
         for tensor in [*model.parameters(), *model.buffers(), *self._own_tensors()]:
             self._assign(tensor, self._gather(tensor)[0])
@@ -169,14 +170,22 @@ class Oracle:
         elif self.kind == "gossip":
             row = metropolis_on_a_ring(self.size)[self.rank]
             for parameter in parameters:
-                self._assign(parameter, torch.einsum("j,j...->...", row, self._gather(parameter)))
+                every = self._gather(parameter)
+                self._assign(parameter, torch.tensordot(row.to(every.dtype), every, 1))
         else:
+            if self.variant == "relay begins anew" and self._have_moved(parameters):
+                self._history.clear()
             masks = self._halves(parameters)
             for parameter in parameters:
                 past = self._history.setdefault(id(parameter), [])
                 past.append(self._gather(parameter))
                 first, second = (self._relayed(past, tree) for tree in _TREES[self.size])
                 self._assign(parameter, torch.where(masks[parameter], first, second))
+
+    def _have_moved(self, parameters: list[nn.Parameter]) -> bool:
+        """Whether the memory of one of them is another one than at the last step."""
+        before, self._places = self._places, {id(p): p.data_ptr() for p in parameters}
+        return any(before.get(key, place) != place for key, place in self._places.items())
 
     def _relayed(self, past: list[Tensor], tree: list[tuple[int, int]]) -> Tensor:
         away = distances(tree, self.size)[self.rank]

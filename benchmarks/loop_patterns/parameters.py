@@ -122,7 +122,7 @@ def frozen_in_turns(s: Session) -> Result:
     return weights(model)
 
 
-@pattern("`vector_to_parameters` in mid-run")
+@pattern("`vector_to_parameters` in mid-run", variants=("", "relay begins anew"))
 def vector_to_parameters(s: Session) -> Result:
     model = net()
     optimizer = sgd(model)
@@ -134,7 +134,7 @@ def vector_to_parameters(s: Session) -> Result:
     return weights(model)
 
 
-@pattern("`p.data = ...` for one parameter in mid-run")
+@pattern("`p.data = ...` for one parameter in mid-run", variants=("", "relay begins anew"))
 def data_replaced(s: Session) -> Result:
     model = net()
     optimizer = sgd(model)
@@ -145,7 +145,7 @@ def data_replaced(s: Session) -> Result:
     return weights(model)
 
 
-@pattern("`p.data = ...` between backward and step", must="either")
+@pattern("`p.data = ...` between backward and step", must="either", variants=("", "relay begins anew"))
 def data_replaced_before_step(s: Session) -> Result:
     model = net()
     optimizer = sgd(model)
@@ -160,7 +160,7 @@ def data_replaced_before_step(s: Session) -> Result:
     return weights(model)
 
 
-@pattern("`model.float()` and back to double in mid-run", tolerance=1e-6)
+@pattern("`model.float()` and back to double in mid-run", tolerance=1e-6, variants=("", "relay begins anew"))
 def float_and_back(s: Session) -> Result:
     model = net()
     optimizer = sgd(model, momentum=0.0)
@@ -176,6 +176,7 @@ def float_and_back(s: Session) -> Result:
     tolerance=1e-5,
     must="either",
     ddp="The reducer's buckets keep the type that they were built with.",
+    variants=("", "relay begins anew"),
 )
 def other_type(s: Session) -> Result:
     model = net()

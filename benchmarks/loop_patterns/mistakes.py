@@ -24,7 +24,7 @@ def other_models_optimizer(s: Session) -> Result:
     return weights(model)
 
 
-@pattern("a DDP-wrapped model", must="refuse")
+@pattern("a DDP-wrapped model", must="refuse", methods=TUTTI)
 def ddp_wrapped(s: Session) -> Result:
     model = nn.parallel.DistributedDataParallel(net())
     optimizer = sgd(model)
@@ -96,12 +96,7 @@ def other_algorithm(s: Session) -> Result:
     return weights(model)
 
 
-@pattern(
-    "the optimizer's groups are cut differently on one worker",
-    must="refuse",
-    ddp="DDP never looks at the optimizer.",
-    refuse=TUTTI,
-)
+@pattern("the optimizer's groups are cut differently on one worker", must="refuse", methods=TUTTI)
 def other_groups(s: Session) -> Result:
     model = net()
     parts = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.1}]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from loop_patterns.registry import REPARAMETRISED, pattern
-from loop_patterns.session import Result, Session, learn, net, seeded, sgd, weights
+from loop_patterns.session import TUTTI, Result, Session, learn, net, seeded, sgd, weights
 
 
 def adam(model: nn.Module, **options: Any) -> torch.optim.Adam:
@@ -331,7 +331,11 @@ def sgd_closure(s: Session) -> Result:
     return weights(model)
 
 
-@pattern("an optimizer per parameter, stepping in backward's hooks (torch's tutorial)", must="either")
+@pattern(
+    "an optimizer per parameter, stepping in backward's hooks (torch's tutorial)",
+    must="either",
+    ddp="The user's hooks step with the local gradient, before the reduction is over.",
+)
 def optimizer_in_backward(s: Session) -> Result:
     model = net()
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
@@ -366,7 +370,7 @@ def unknown_optimizer(s: Session) -> Result:
     return weights(model)
 
 
-@pattern("the optimizer is replaced by another one in mid-run, the run goes on", must="refuse")
+@pattern("the optimizer is replaced by another one in mid-run, the run goes on", must="refuse", methods=TUTTI)
 def optimizer_replaced(s: Session) -> Result:
     model = net()
     optimizer: Any = sgd(model)

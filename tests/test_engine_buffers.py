@@ -23,7 +23,6 @@ from workers import on_threads
 from tutti.algorithms.gradient_average import GradientAverage
 from tutti.comm.base import Comm
 from tutti.comm.threads import World
-from tutti.engine import Run
 
 # --- buffers ---------------------------------------------------------------------------------------------------------
 
@@ -213,9 +212,9 @@ def test_agreeing_on_buffers_hides_nothing_that_was_hidden(monkeypatch: pytest.M
         run.close()
         return run.take_times()
 
-    def slow(run: Run) -> None:
-        if run.rank == 0:
+    def slow(_: nn.Module, comm: Comm, *__: Any) -> None:
+        if comm.rank == 0:
             clock.sleep(3.0)
 
-    monkeypatch.setattr(Run, "_agree_on_buffers", slow)
+    monkeypatch.setattr("tutti.engine.agree_on_buffers", slow)
     assert on_threads(2, work, clock=clock)[0] == (5.0, 5.0)

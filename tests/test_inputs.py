@@ -48,6 +48,8 @@ WRONG: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
     "meta": (lambda: (m := meta(), momentum(m)), "'weight' is on the meta device and has no values"),
     "data parallel": (lambda: (m := nn.DataParallel(small_model()), momentum(m)), "in DataParallel already; hand in"),
     "fsdp": (lambda: (m := Sharded(2, 2), momentum(m)), "sharded by FSDP"),
+    "all frozen": (lambda: (m := nn.Linear(2, 2).requires_grad_(False), momentum(m)), "no parameter .* requires_grad"),
+    "lazy": (lambda: (m := nn.Sequential(nn.LazyLinear(2)), momentum(m)), "'0.weight' is of a lazy module"),
     "nothing to train": (lambda: (nn.Tanh(), momentum(small_model())), "the model has no parameters"),
 }
 

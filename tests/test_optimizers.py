@@ -175,3 +175,53 @@ def test_hooks_that_would_not_be_called_are_refused(spec: str) -> None:
         loss_of(model, batch_of(0, 0)).backward()
         with pytest.raises(UserError, match="has hooks that expect one whole step; use update=whole"):
             run.step()
+
+
+def test_another_optimizer_does_not_step_on_what_a_run_trains() -> None:
+    with set_up(World(1).comm(0), "ddp") as run:
+        model = run.replica.model
+        assert isinstance(model, nn.Sequential)
+        other = torch.optim.Adam(model[2].parameters())
+        loss_of(model, batch_of(0, 0)).backward()
+        before = weights(model)
+        with pytest.raises(UserError, match="has parameters that a run trains with another one; call run"):
+            other.step()
+        assert torch.equal(weights(model), before)
+        momentum(small_model()).step()  # of another model
+        run.step()
+    other.step()
+
+
+@pytest.mark.parametrize("spec", ["ddp(bucket=0)", "model-average(bucket=0)"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_of_the_user_on_a_gradient_comes_first(spec: str, when: str) -> None:
+    def halve(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad *= 0.5
+
+    def hook_on(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(halve)
+
+    def work(comm: Comm) -> Tensor:
+        model = small_model()
+        if when == "before":
+            hook_on(model)
+        with set_up(comm, spec, model) as run:
+            if when == "after":
+                hook_on(model)
+            for step in range(3):
+                model.zero_grad()
+                loss_of(model, batch_of(run.rank, step)).backward()
+                run.step()
+        return weights(model)
+
+    plain = small_model()
+    hook_on(plain)
+    optimizer = momentum(plain)
+    for step in range(3):
+        plain.zero_grad()
+        loss_of(plain, joint_batch(3, step)).backward()
+        optimizer.step()
+    for found in on_threads(3, work):
+        torch.testing.assert_close(found, weights(plain), rtol=1e-10, atol=0)

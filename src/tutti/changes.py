@@ -57,6 +57,8 @@ class Parameters:
         if self._list_groups() != self._groups:
             return Change("the optimizer has other parameters")
         for parameter in _walk(self._model):
+            if not isinstance(parameter, nn.Parameter):
+                continue  # inside torch.func.functional_call, for this forward only
             if parameter.requires_grad and parameter not in self._trained:
                 return Change(f"'{self._name(parameter)}' is new, or was frozen")
         return Change()

@@ -7,9 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
 import weakref
-import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,13 +20,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
+from tutti.buffers import agree_on_buffers
 from tutti.changes import Change
 from tutti.checkpoint import load_run, save_run
 from tutti.comm.base import SILENCE, Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, check_timeout, connect
-from tutti.consensus import Consensus, by_type
+from tutti.consensus import Consensus
 from tutti.errors import UserError
+from tutti.first_batch import FirstBatch
+from tutti.foreign_steps import claim, let_go
 from tutti.guard import EVERY, Guard, read_interval
 from tutti.hooks import Hook
 from tutti.inputs import (
@@ -43,7 +44,7 @@ from tutti.join import Join
 from tutti.operations import Operations
 from tutti.optimizers import Optimizers
 from tutti.replica import Replica
-from tutti.setup_check import describe, require_same
+from tutti.setup_check import collect, describe, make_equal
 from tutti.watch import Watch, watch
 
 _open: weakref.WeakSet[Run] = weakref.WeakSet()  # the runs that are not closed
@@ -115,8 +116,9 @@ class Run:
         self.algorithm = algorithm
         self.comm: Metered = comm if isinstance(comm, Metered) else metered(comm)
         self.meter, self.clock = self.comm.meter, self.comm.clock
-        tensors = _tensors(model, Optimizers(optimizers))
-        self._make_equal(tensors, describe(algorithm, Optimizers(optimizers), guard))
+        make_equal(
+            self.comm, collect(model, Optimizers(optimizers)), describe(algorithm, Optimizers(optimizers), guard)
+        )
         self.operations = Operations()
         self.lane = Lane(self.comm.fork("lane"), self._device)
         self._watch = watch(self.comm, self.lane.comm, self.operations) if guard else None
@@ -130,7 +132,6 @@ class Run:
         self.replica.before_exchange = self._before_exchange
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
-        self._first_batch, self._compared = b"", False
         self._closed = False
         self.identity = ""  # of this run in its checkpoints, see checkpoint.py
         try:
@@ -141,12 +142,11 @@ class Run:
             raise
         self.model = algorithm.model(self.replica)
         _open.add(self)
+        claim(self.replica.optimizers)
         settled = Hook(self._settle)
-        self._first_batch_hook = model.register_forward_pre_hook(Hook(self._remember_first_batch), with_kwargs=True)
+        self._first_batch = FirstBatch(model)
         self._hooks = [
-            self._first_batch_hook,
             model.register_forward_pre_hook(Hook(self._look_for_change), prepend=True),
-            *(each.register_step_pre_hook(Hook(self._refuse_foreign_step)) for each in optimizers),
             *(each.register_state_dict_pre_hook(settled) for each in optimizers),
             *(module.register_state_dict_pre_hook(settled) for module in model.modules()),
         ]
@@ -190,8 +190,7 @@ class Run:
         with replica.optimizers.only(optimizer):
             self._complete_gradients()
             with self._operation("step"):
-                if not self._compared:
-                    self._compare_first_batches()
+                self._first_batch.compare(self.comm)
                 replica.optimizers.scaler = scaler
                 self.algorithm.step(replica)
                 if replica.buckets:
@@ -364,6 +363,8 @@ class Run:
         self._closed = True
         _say_goodbye(self._watch, self.lane, error)
         _open.discard(self)
+        let_go(self.replica.optimizers)
+        self._first_batch.forget()
         for hook in self._hooks:
             hook.remove()
         self.replica.close()
@@ -397,7 +398,7 @@ class Run:
             self._finish()
             begun = self.clock.now()
             if agree:
-                self._agree_on_buffers()
+                agree_on_buffers(self.replica.model, self.comm, self.algorithm.buffers, self._join.training)
             self.exposed += self.clock.now() - begun
 
     def _operation(self, name: str, counts: bool = True) -> AbstractContextManager[None]:
@@ -417,28 +418,6 @@ class Run:
         self._waited += seconds
         self.exposed += seconds
 
-    def _agree_on_buffers(self) -> None:
-        """All buffers of one type in one message; what cannot be averaged (counters) is worker 0's. Inside run.join()
-        only workers that still train count."""
-        training = self._join.training
-        for same in by_type(self.replica.model.buffers()):
-            flat = torch.cat([buffer.reshape(-1) for buffer in same])
-            if self.algorithm.buffers == "broadcast" or not flat.is_floating_point():
-                self.comm.broadcast(flat, training[0], tag="buffers/broadcast")
-            else:
-                if self.rank not in training:
-                    flat.zero_()
-                self.comm.all_reduce(flat, tag="buffers/average")
-                flat /= len(training)
-            for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
-                buffer.copy_(part.view(buffer.shape))
-
-    def _make_equal(self, tensors: list[tuple[str, Tensor]], settings: dict[str, str] | None = None) -> None:
-        """Worker 0's parameters and buffers, everywhere; what is not the same is refused before anything hangs."""
-        require_same(self.comm, settings or {}, tensors)
-        for _, tensor in tensors:
-            _in_place(tensor.detach(), lambda t: self.comm.broadcast(t, tag="weights/start"))
-
     def _settle(self, *_: Any) -> None:
         """The weights are about to be read, and may be those of the step before this one."""
         self.algorithm.drain()
@@ -455,6 +434,7 @@ class Run:
             return
         if not self.replica.in_backward and (change := self.replica.find_change()):
             self._take_in(change)
+        self.replica.keep_hooks_last()
 
     def _take_in(self, change: Change) -> None:
         """What is trained has changed: the algorithm is set up again, on all workers, on what there is now."""
@@ -466,38 +446,15 @@ class Run:
             )
         replica, known = self.replica, set(self.replica.parameters.trained())
         self.algorithm.drain()
-        tensors = _tensors(replica.model, replica.optimizers)
+        tensors = collect(replica.model, replica.optimizers)
         if not self.algorithm.equal:  # then only what is new has to be
             tensors = [(n, t) for n, t in tensors if isinstance(t, nn.Parameter) and t not in known]
         with self._operation("taking in new parameters"):
-            self._make_equal(tensors)
+            make_equal(self.comm, tensors)
             self.algorithm.close()
             replica.release()
             self.algorithm.setup(replica, self.lane)
-
-    def _remember_first_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if not self._first_batch and module.training:
-            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.layout == torch.strided]
-            flat = [tensor.detach().cpu().reshape(-1) for tensor in tensors]
-            checks = [zlib.crc32(t.view(torch.uint8).numpy().data) for t in flat]
-            self._first_batch = ",".join(map(str, checks)).encode()
-
-    def _compare_first_batches(self) -> None:
-        self._compared = True
-        self._first_batch_hook.remove()
-        digests = set(self.comm.gather_bytes(self._first_batch, tag="control/first-batch"))
-        if self.size > 1 and len(digests) == 1 and digests != {b""} and self.rank == 0:
-            warnings.warn(
-                f"all {self.size} workers saw the same first batch: give each its own share of the data "
-                "(a DistributedSampler, or tutti.EpochSampler)",
-                stacklevel=3,
-            )
-
-    def _refuse_foreign_step(self, *_: Any) -> None:
-        if not self.replica.optimizers.stepping:
-            raise UserError("call run.step() where optimizer.step() stood: the order around the step is the algorithm")
+            claim(replica.optimizers)
 
 
 def check(algorithm: Algorithm, wire: str, workers: int, device: torch.device) -> None:
@@ -524,23 +481,6 @@ def _refuse_shared(model: nn.Module, optimizers: list[torch.optim.Optimizer]) ->
                 "this model or optimizer is distributed already; close() that run first, or hand several optimizers to "
                 "one: tutti.distribute(model, [first, second])"
             )
-
-
-def _tensors(model: nn.Module, optimizers: Optimizers) -> list[tuple[str, Tensor]]:
-    """All that has to be equal on every worker: the model's, and what only the optimizers know."""
-    named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    known = {id(tensor) for _, tensor in named}
-    return named + [("", p) for p in optimizers.parameters if id(p) not in known]
-
-
-def _in_place(tensor: Tensor, operate: Any) -> None:
-    """Operate on the tensor's memory, or on a contiguous copy that is put back."""
-    if tensor.is_contiguous():
-        operate(tensor)
-    else:
-        copy = tensor.contiguous()
-        operate(copy)
-        tensor.copy_(copy)
 
 
 def _close_plainly(lane: Lane, comm: Comm | None, guardian: Watch | None, process: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from tutti.algorithms.base import Algorithm
 from tutti.errors import UserError
@@ -51,8 +52,12 @@ def check_model(model: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None
     if not parameters:
         raise UserError("the model has no parameters: there is nothing to train")
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise UserError(f"'{name}' is of a lazy module and has no shape yet; call the model once before")
         if parameter.is_meta:
             raise UserError(f"'{name}' is on the meta device and has no values; materialise it first: to_empty()")
+    if not any(p.requires_grad for each in optimizers for group in each.param_groups for p in group["params"]):
+        raise UserError("no parameter of the optimizer has requires_grad: there is nothing to train")
     for each in optimizers:
         if not any(p in parameters for group in each.param_groups for p in group["params"]):
             raise UserError(

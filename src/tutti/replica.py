@@ -161,6 +161,14 @@ class Replica:
         self._hooks += [_watch(parameter, self._on_gradient) for parameter in self._places]
         self.parameters.settle()
 
+    def keep_hooks_last(self) -> None:
+        """A hook that the loop has put on a parameter after ours may still change the gradient: ours go behind it."""
+        for index, (parameter, handle) in enumerate(zip(self._places, self._hooks, strict=True)):
+            hooks = parameter._post_accumulate_grad_hooks  # torch has no public way to ask
+            if next(reversed(hooks)) != handle.id:
+                handle.remove()
+                self._hooks[index] = _watch(parameter, self._on_gradient)
+
     def _leave_buckets(self) -> None:
         self.restore()
         self._steps_with.update({p: bucket.steps for p, (bucket, _) in self._places.items()})

@@ -1,4 +1,4 @@
-"""Before anything is set up: every worker must have been given the same, or the first message would not fit."""
+"""Before anything is set up: every worker must have been given the same, and gets the same weights to start from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
 from tutti.comm.base import Comm
@@ -35,6 +35,24 @@ def require_same(comm: Comm, settings: dict[str, str], tensors: Sequence[tuple[s
                 raise UserError(f"worker {rank} {what} {here} and worker 0 {what} {there}: all must do the same")
         if shapes != rows[0][1]:
             raise UserError(_name_difference(rank, shapes, rows[0][1]))
+
+
+def collect(model: nn.Module, optimizers: Optimizers) -> list[tuple[str, Tensor]]:
+    """All that has to be equal on every worker: the model's, and what only the optimizers know."""
+    named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    known = {id(tensor) for _, tensor in named}
+    return named + [("", p) for p in optimizers.parameters if id(p) not in known]
+
+
+def make_equal(comm: Comm, tensors: Sequence[tuple[str, Tensor]], settings: dict[str, str] | None = None) -> None:
+    """Worker 0's tensors, everywhere; what is not the same is refused before anything hangs."""
+    require_same(comm, settings or {}, tensors)
+    for _, tensor in tensors:
+        plain = tensor.detach()
+        sent = plain.contiguous()
+        comm.broadcast(sent, tag="weights/start")
+        if sent is not plain:
+            plain.copy_(sent)
 
 
 def describe(algorithm: Algorithm, optimizers: Optimizers, guard: int) -> dict[str, str]:

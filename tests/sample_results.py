@@ -9,8 +9,10 @@ from typing import Any
 from sample_records import make_record
 
 from tutti.lab.experiment import Job, Results
-from tutti.lab.record import Record
+from tutti.lab.record import Record, describe_versions
+from tutti.lab.run import describe_launch
 from tutti.lab.studies.base import Study
+from tutti.launch import LaunchOptions
 
 STEPS = 41  # of a run whose plan counts epochs
 
@@ -59,3 +61,9 @@ def make_job_record(job: Job, **figures: Any) -> Record:
 def _host(rank: int) -> dict[str, Any]:
     rates = {"asked": 1e9, "out": 9.9e8, "in": 9.8e8, "payload_out": 9.5e8, "payload_in": 9.4e8}
     return {"host": rank, **rates, "latency": 1e-5, "cpu_asked": 0.45, "cpu": 0.44}
+
+
+def made_now(record: Record, options: LaunchOptions) -> Record:
+    """The same, as if it had been made here with these options."""
+    launch = {**record.launch, **describe_launch(options)}
+    return dataclasses.replace(record, launch=launch, versions=describe_versions())

@@ -58,8 +58,12 @@ def test_compare_leaves_records_a_picture_and_json(tmp_path: Path, capsys: pytes
             "accuracy",
             "loss",
             "step_seconds",
+            "median_step_seconds",
+            "train_seconds",
             "samples_per_second",
             "bytes_per_step",
+            "busiest_bytes_per_step",
+            "payload_bytes_per_step",
             "bytes_source",
             "anatomy",
         }
@@ -242,7 +246,6 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(
     ("arguments", "sentence"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["run"], "SPEC"),
         (["fly"], "there is no command 'fly'; there is run, compare, "),
         (["cmopare"], "there is no command 'cmopare'; did you mean 'compare'? see tutti --help"),
         (["run", "ddp", "--workers", "0"], "takes a whole number from 1, not '0'"),
@@ -264,6 +267,11 @@ def test_a_wrong_option_gets_a_sentence_and_exit_code_2(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert sentence in error
+
+
+def test_a_run_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run"]) == 2
+    assert "tutti run needs one SPEC such as ddp (or --continue DIR)" in capsys.readouterr().err
 
 
 def test_too_many_workers_for_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,9 +94,10 @@ def set_up(
     algorithm: str | Algorithm = "ddp",
     model: nn.Module | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
+    guard: bool | int = True,
 ) -> Run:
     model = small_model() if model is None else model
-    return distribute(model, optimizer(model), algorithm, comm=comm)
+    return distribute(model, optimizer(model), algorithm, comm=comm, guard=guard)
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:

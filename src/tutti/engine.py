@@ -406,6 +406,8 @@ class Run:
         return self.operations.during(name, self.replica.steps) if counts else nullcontext()
 
     def _guard_step(self) -> None:
+        if self.size == 1:
+            return
         begun = self.clock.now()
         self._guard.after_step(complete=not self._join.partial)
         self.exposed += self.clock.now() - begun
@@ -449,7 +451,7 @@ class Run:
         tensors = collect(replica.model, replica.optimizers)
         if not self.algorithm.equal:  # then only what is new has to be
             tensors = [(n, t) for n, t in tensors if isinstance(t, nn.Parameter) and t not in known]
-        with self._operation("taking in new parameters"):
+        with self._operation("parameters"):
             make_equal(self.comm, tensors)
             self.algorithm.close()
             replica.release()

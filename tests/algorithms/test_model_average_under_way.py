@@ -60,8 +60,8 @@ def test_update_by_bucket_gives_the_same_bits(exchange: str, optimizer: str, buc
 class Noting(Gossip):
     """Notes what it does, among the notes of others."""
 
-    notes: list[str] = field(default_factory=list)
-    agreed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    notes: list[str] = field(init=False, default_factory=list)
+    agreed: threading.Semaphore = field(init=False, default_factory=lambda: threading.Semaphore(0))
 
     def start(self, buffer: Tensor, step: int, samples: float) -> Callable[[], None]:
         on_lane = threading.current_thread().name.startswith("tutti-lane")

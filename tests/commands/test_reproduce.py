@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_results import make_job_record
+from sample_results import made_now, make_job_record
 
 from tutti.cli import main
 from tutti.commands import reproduce
@@ -21,6 +21,7 @@ from tutti.lab import reproductions
 from tutti.lab.record import Record
 from tutti.lab.reproductions.base import find, names
 from tutti.lab.run import Entry
+from tutti.launch import LaunchOptions
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 TINY = '''
@@ -97,10 +98,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the runs that were made, by nobody."""
     made: list[str] = []
 
-    def run_once(entry: Entry, *_: Any) -> Record:
+    def run_once(entry: Entry, _: Any, options: LaunchOptions, *__: Any) -> Record:
         made.append(entry.name)
         (job,) = find("tiny-noise").jobs(True)
-        return make_job_record(job)
+        return made_now(make_job_record(job), options)
 
     monkeypatch.setattr("tutti.lab.experiment.run_once", run_once)
     monkeypatch.setattr("tutti.lab.story.fill_page", lambda *_: "")

@@ -118,7 +118,7 @@ def test_what_was_made_with_another_torch_is_run_again(tmp_path: Path, capsys: p
     assert said.count("kept") == 1
     assert Record.load(path).versions == made.versions
     assert main([*words, "--resume", "--deadline", "30s"]) == 0
-    assert "02-d-psgd.json is of another deadline (60 s): run again" in capsys.readouterr().err
+    assert "02-d-psgd.json is of another deadline (600 s): run again" in capsys.readouterr().err
 
 
 # --- the mean model --------------------------------------------------------------------------------------------------

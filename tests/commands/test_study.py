@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_results import make_job_record
+from sample_results import made_now, make_job_record
 
 from tutti.cli import main
 from tutti.commands import study
@@ -91,7 +91,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def run_once(entry: Entry, *args: Any) -> Record:
         made.append(entry.name)
         plan, options, *_ = args
-        return make_job_record(Job(entry.name, str(entry.algorithm), plan, options.workers, engine=options.engine))
+        job = Job(entry.name, str(entry.algorithm), plan, options.workers, engine=options.engine)
+        return made_now(make_job_record(job), options)
 
     monkeypatch.setattr("tutti.lab.experiment.run_once", run_once)
     monkeypatch.setattr("tutti.lab.story.fill_page", lambda *_: "")

@@ -69,7 +69,7 @@ def _in_turn(
     function: WorkerFunction[Result], args: tuple[Any, ...], options: LaunchOptions, listener: Report, place: Place
 ) -> Result | None:
     """A run of one worker: rank 0 does it as if nobody had launched it, and the others wait, however long it takes."""
-    store = meet(place, options.wire.timeout)
+    store = meet(place, options.wire.timeout, options.wire.interface)
     if place.rank > 0:
         store.wait(["done"], timedelta(days=30))
         return None

@@ -47,7 +47,9 @@ class TcpComm(Comm):
         self._codes: dict[str, int] = {}
         self._native: Comm | None = None
         self._bell: _Bell | None = None
-        self._forks: list[TcpComm] = []
+        self._forks: list[TcpComm] = []  # those that are open
+        self._forked = 0
+        self._parent: TcpComm | None = None
         self._poller = select.poll()
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
@@ -170,9 +172,11 @@ class TcpComm(Comm):
         return self._bell.ring
 
     def fork(self, name: str) -> TcpComm:
-        mesh = f"{self._mesh}/{name}-{len(self._forks)}"  # a name may come again, and its first mesh is still published
+        mesh = f"{self._mesh}/{name}-{self._forked}"  # a name may come again, and its first mesh is still published
         fork = type(self)(self.rank, self.size, self._store, self._access, self.clock, mesh)
+        self._forked += 1
         self._forks.append(fork)
+        fork._parent = self
         return fork
 
     @property
@@ -184,8 +188,11 @@ class TcpComm(Comm):
         return self._native
 
     def close(self) -> None:
-        for fork in self._forks:
+        for fork in list(self._forks):
             fork.close()
+        if self._parent is not None:
+            self._parent._forks.remove(self)
+            self._parent = None
         if self._native is not None:
             self._native.close()
             self._native = None
@@ -220,7 +227,8 @@ class TcpComm(Comm):
             if left <= 0 and deadline is not None:
                 return False
             if left <= 0 and not self._stirs([link]):
-                raise PeerLost(f"worker {link.peer} did not answer worker {self.rank} within {self.timeout:g} s")
+                text = f"worker {link.peer} did not answer worker {self.rank} within {self.timeout:g} s"
+                raise PeerLost(text, link.peer)
             self._progress(max(left, 0))
         return True
 
@@ -359,11 +367,12 @@ class TcpComm(Comm):
         link.closed = True
         if not link.said_goodbye:
             reason = f" ({link.error.strerror or link.error})" if link.error else ""
-            raise PeerLost(f"worker {link.peer} died: its connection to worker {self.rank} was cut{reason}")
+            text = f"worker {link.peer} died: its connection to worker {self.rank} was cut{reason}"
+            raise PeerLost(text, link.peer)
 
     def _left(self, link: Link) -> PeerLost:
         how = "had finished and left" if link.said_goodbye else "is dead"
-        return PeerLost(f"worker {link.peer} {how} while worker {self.rank} waited for it")
+        return PeerLost(f"worker {link.peer} {how} while worker {self.rank} waited for it", link.peer)
 
     def _code(self, tag: str) -> int:
         """The number a tag has on the wire; names that would collide are refused."""

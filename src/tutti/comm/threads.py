@@ -161,19 +161,19 @@ class ThreadsComm(Comm):
             letter.taken = True
             sender.call()
 
-    def until(self, ready: Callable[[], bool], who: str, deadline: float | None) -> bool:
+    def until(self, ready: Callable[[], bool], who: str, deadline: float | None, peer: int | None = None) -> bool:
         """Wait on this worker's own condition; False when the caller's deadline passed."""
         box = self._boxes[self.rank]
         limit = self.clock.now() + (self.timeout if deadline is None else deadline)
         with box.wake:
             while not ready():
                 if self.world.dead is not None:
-                    raise PeerLost(f"worker {self.world.dead} died while worker {self.rank} waited for {who}")
+                    raise PeerLost(f"worker {self.world.dead} died while worker {self.rank} waited for {who}", self.world.dead)
                 left = limit - self.clock.now()
                 if left <= 0:
                     if deadline is not None:
                         return False
-                    raise PeerLost(f"{who} did not answer worker {self.rank} within {self.timeout:g} s")
+                    raise PeerLost(f"{who} did not answer worker {self.rank} within {self.timeout:g} s", peer)
                 box.awaited = ready
                 box.wake.wait(left)
                 box.awaited = None
@@ -194,7 +194,7 @@ class _Sent(Pending):
         self._comm, self._peer, self._letter = comm, peer, letter
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
-        taken = self._comm.until(lambda: self._letter.taken, f"worker {self._peer}", deadline)
+        taken = self._comm.until(lambda: self._letter.taken, f"worker {self._peer}", deadline, self._peer)
         return self._letter.tensor if taken else LOST
 
 
@@ -204,7 +204,7 @@ class _Receive(Pending):
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
         comm, peer, tag = self._comm, self._peer, self._tag
-        arrived = comm.until(lambda: comm.find(peer, tag) is not None, f"worker {peer}", deadline)
+        arrived = comm.until(lambda: comm.find(peer, tag) is not None, f"worker {peer}", deadline, peer)
         if not arrived and comm.give_up(peer, tag):
             return LOST
         comm.take(peer, self._tensor, tag)

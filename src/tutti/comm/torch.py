@@ -35,6 +35,7 @@ class TorchComm(Comm):
         self._group, self.timeout, self.clock, self._owner = group, timeout, clock, owner
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.backend = backend
+        self._forked = False
 
     @classmethod
     def join(
@@ -79,12 +80,19 @@ class TorchComm(Comm):
 
     def fork(self, name: str) -> TorchComm:
         group = dist.new_group(backend=self.backend, timeout=timedelta(seconds=self.timeout))
-        return TorchComm(group, self.backend, self.timeout, self.clock)
+        fork = TorchComm(group, self.backend, self.timeout, self.clock)
+        fork._forked = True
+        return fork
 
     def close(self) -> None:
-        if self._owner and dist.is_initialized():
+        if not dist.is_initialized():
+            return
+        if self._owner:
             self._owner = False
             dist.destroy_process_group()
+        elif self._forked:
+            self._forked = False
+            dist.destroy_process_group(self._group)
 
     # --- the operations, the backend's own ---------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ def test_a_place_that_may_not_be_read_is_named_without_a_stack() -> None:
 
 
 def test_a_lost_peer_is_accused() -> None:
-    failure = sent(PeerLost("worker 7 died: its connection to worker 2 was cut"))
+    failure = sent(PeerLost("worker 7 died: its connection to worker 2 was cut", peer=7))
     assert (failure.of_peer, failure.accused) == (True, 7)
     assert str(failure.error()) == "worker 7 died: its connection to worker 2 was cut"
 

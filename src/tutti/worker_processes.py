@@ -30,7 +30,7 @@ from tutti.errors import RunFailed
 from tutti.failures import Failure, Seen, find_cause, silence
 from tutti.launch_options import LaunchOptions, Report, Result, WorkerFunction
 from tutti.launcher_store import Shelf
-from tutti.worker import Job, Start, check_not_importing, unpack_result
+from tutti.worker import Job, Start, unpack_result
 
 _TURN = 0.25  # seconds that the loop sleeps at most
 _SETTLE = 0.2  # seconds in which a death shows that an error of torch's backend may be a consequence of
@@ -75,7 +75,6 @@ class WorkerProcesses:
         self._refused = ""  # why a worker could not be forked
 
     def run(self, function: WorkerFunction[Result], args: tuple[Any, ...]) -> Any:
-        check_not_importing()
         options = self._options
         doors = tuple(options.fabric.door(rank) for rank in range(options.workers))
         job = Job(function, args, options.wire, options.threads_each(), doors).pack()

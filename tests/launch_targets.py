@@ -70,7 +70,7 @@ def end_at_the_end(comm: Comm, _: Report, how: int) -> str:
     return "the result"
 
 
-def stop_alone(comm: Comm, _: Report) -> None:
+def stop_alone(_: Comm, __: Report) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -92,11 +92,11 @@ def raise_one(comm: Comm, _: Report, which: str) -> None:
     comm.barrier()
 
 
-def return_a_lock(comm: Comm, _: Report) -> object:
+def return_a_lock(_: Comm, __: Report) -> object:
     return threading.Lock()
 
 
-def use_all_memory(comm: Comm, _: Report) -> None:
+def use_all_memory(_: Comm, __: Report) -> None:
     torch.ones(2**40)
 
 

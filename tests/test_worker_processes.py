@@ -131,14 +131,15 @@ def test_a_script_without_its_guard_gets_a_sentence(tmp_path: Path) -> None:
     assert "put the launch under `if __name__ == '__main__':`" in done.stderr
 
 
-def test_too_little_memory_is_said_so(tmp_path: Path) -> None:
+def test_too_little_memory_is_said_so() -> None:
     with pytest.raises(RunFailed, match=r"^worker 0 raised RuntimeError: .*memory") as caught:
         launch(use_all_memory, (), options(1), ignore)
     assert "ulimit" not in str(caught.value).partition("\n")[0]
     program = (
         "import resource; from launch_targets import *; from tutti.launch import *\n"
         "if __name__ == '__main__':\n"
-        "    resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35)); launch(use_all_memory, (), LaunchOptions(1), print)"
+        "    resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))\n"
+        "    launch(use_all_memory, (), LaunchOptions(1), print)"
     )
     assert "; `ulimit -v` allows each process 32.0 GiB of address space: raise it" in python("-c", program).stderr
 
@@ -163,7 +164,12 @@ def endless(folder: Path, **environment: str) -> tuple[subprocess.Popen[str], li
     script.write_text(ENDLESS)
     command = [sys.executable, str(script), str(folder)]
     parent = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_tests(environment), start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=with_tests(environment),
+        start_new_session=True,
     )
     assert wait_until(lambda: len(list(folder.glob("worker-*"))) == 3, 30)
     assert wait_until(lambda: all(path.read_text() for path in folder.glob("worker-*")))

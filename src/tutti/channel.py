@@ -1,8 +1,8 @@
 """Frames between the launcher and one worker, over a socket pair that no other process can reach.
 
-A frame is its kind (one byte), the length of its body (8 bytes) and the body. Bodies are JSON, except the job, which the
-worker unpickles (it comes from the process that started it), and the result, which torch packs and reads back as plain
-data (`weights_only`).
+A frame is its kind (one byte), the length of its body (8 bytes) and the body. Bodies are JSON, except two: the worker
+unpickles its job, which comes from the process that started it, and the result is plain data as torch saves it (read
+with `weights_only`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run a function on N workers: threads, local processes, or the ranks that torchrun or Slurm have started already.
 
 An error in any worker ends all of them at once and is shown first; what the others then say about their lost peer is
-not. A thread cannot be ended from outside: one that is stuck is named at the deadline and left behind. Threads and ranks that are there already are dealt with here, processes in worker_processes.py.
+not. A thread cannot be ended from outside: one that is stuck is named at the deadline and left behind. Threads and
+ranks that are there already are dealt with here, processes in worker_processes.py.
 """
 
 from __future__ import annotations

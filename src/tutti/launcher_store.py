@@ -103,7 +103,8 @@ class LauncherStore(dist.Store):
         return bool(self._ask("wait", keys=list(keys), seconds=0))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        limit = self._clock.now() + (self.timeout if timeout is None else timeout).total_seconds()
+        usual: timedelta = self.timeout  # type: ignore[attr-defined]  # torch's stubs lack it
+        limit = self._clock.now() + (usual if timeout is None else timeout).total_seconds()
         while not self._ask("wait", keys=list(keys), seconds=min(_SLICE, max(0.0, limit - self._clock.now()))):
             if self._clock.now() >= limit:
                 raise dist.DistStoreError(f"no worker has set {', '.join(keys)}")

@@ -168,7 +168,8 @@ class ThreadsComm(Comm):
         with box.wake:
             while not ready():
                 if self.world.dead is not None:
-                    raise PeerLost(f"worker {self.world.dead} died while worker {self.rank} waited for {who}", self.world.dead)
+                    text = f"worker {self.world.dead} died while worker {self.rank} waited for {who}"
+                    raise PeerLost(text, self.world.dead)
                 left = limit - self.clock.now()
                 if left <= 0:
                     if deadline is not None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from workers import processes
 
+import tutti
 from tutti.comm import rendezvous
 from tutti.comm.base import PeerLost
 from tutti.comm.rendezvous import Place, WireOptions, connect, find_place, here
@@ -109,6 +112,16 @@ def test_thread_of_a_launch_has_its_wire_already(monkeypatch: pytest.MonkeyPatch
 def test_unknown_wire() -> None:
     with pytest.raises(UserError, match="there is no wire 'pigeon'; there is shared, tcp, torch"):
         connect(WireOptions(wire="pigeon"))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("timeout", ["60", 0, -1.0, math.nan, math.inf, True, None])
+def test_a_timeout_that_is_none(timeout: Any) -> None:
+    with pytest.raises(UserError, match="timeout must be a number of seconds above 0"):
+        connect(WireOptions(timeout=timeout))
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(UserError, match="timeout must be a number of seconds above 0"):
+        tutti.distribute(model, torch.optim.SGD(model.parameters()), timeout=timeout)
 
 
 def test_port_in_use(alone: pytest.MonkeyPatch) -> None:

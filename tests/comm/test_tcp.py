@@ -93,7 +93,7 @@ def test_noise_of_others_does_not_hide_a_silent_peer() -> None:
 
         talking = threading.Thread(target=chatter)
         talking.start()
-        with within(10), pytest.raises(PeerLost, match="worker 1 was silent for .* while worker 0"):
+        with within(10), pytest.raises(PeerLost, match=r"worker 1 was silent for .* while worker 0"):
             ours.recv(1, torch.zeros(1), "control/x").wait()
         stop.set()
         talking.join()

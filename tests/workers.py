@@ -7,6 +7,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ PATIENCE = 50.0  # seconds until a worker that has not come back counts as hung
 
 # a server process that has imported torch once makes every further process cheap
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["torch"])
+processes.set_forkserver_preload(["torch", "tutti"])
 
 
 def on_threads(size: int, function: Callable[[Comm], Any], strict: bool = False, **world: Any) -> list[Any]:
@@ -84,6 +85,30 @@ def on_torch(size: int, function: Callable[[Comm], Any]) -> list[Any]:
     return side_by_side(size, lambda rank: _result_of(*started[rank]))
 
 
+def on_group(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """`function(*args)` on processes that have called init_process_group as a user's script does, without a launcher;
+    `function` must be importable, and what it returns picklable."""
+    return _on_processes(size, _group_worker, function, args)
+
+
+def on_launched(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """The same on processes that find what torchrun says in their environment, and have no process group."""
+    return _on_processes(size, _launched_worker, function, args)
+
+
+def _on_processes(size: int, worker: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    started = []
+    for rank in range(size):
+        ours, theirs = processes.Pipe(duplex=False)
+        job = (worker, theirs, rank, size, store.port, function, args)
+        process = processes.Process(target=_worker, args=job)  # no daemon: it may have children of its own
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    return side_by_side(size, lambda rank: _result_of(*started[rank]))
+
+
 def make_tls(folder: Path, name: str = "run") -> Tls:
     """A certificate that signs itself."""
     return make_certificate(folder / name)
@@ -124,6 +149,30 @@ def _torch_worker(rank: int, size: int, port: int, function: Callable[[Comm], An
         pipe.send((True, result))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
+
+
+def _worker(work: Callable[..., Any], pipe: Connection, *job: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    try:
+        pipe.send((True, work(*job)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+
+
+def _group_worker(rank: int, size: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    result = function(*args)
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def _launched_worker(rank: int, size: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return function(*args)
 
 
 def _result_of(process: Any, pipe: Connection) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Final
+
+SILENCE: Final = 600.0  # seconds without a sign of life after which a worker counts as silent, by default
 
 
 class Clock:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import threading
 import warnings
 import weakref
@@ -16,12 +17,13 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tutti.algorithms.base import Algorithm
-from tutti.comm.base import Comm, Lane
+from tutti.comm.base import SILENCE, Comm, Lane
 from tutti.comm.metered import Metered, metered
-from tutti.comm.rendezvous import WireOptions, connect
+from tutti.comm.rendezvous import WireOptions, check_timeout, connect
 from tutti.consensus import Consensus, by_type
 from tutti.errors import UserError
 from tutti.replica import Replica
@@ -36,11 +38,16 @@ def distribute(
     algorithm: str | Algorithm = "ddp",
     *,
     comm: Comm | None = None,
+    group: dist.ProcessGroup | None = None,
     wire: str | None = None,
     interface: str | None = None,
-    timeout: float = 60.0,
+    timeout: float = SILENCE,
 ) -> Run:
-    """Train this model together with the other workers of the launcher (torchrun, Slurm, tutti; alone without one).
+    """Train this model together with the other workers of torch's process group where one is initialised, or of the
+    launcher (torchrun, mpirun, Slurm, tutti); alone without any of them.
+
+    `group` (of torch.distributed.new_group) trains with its members only; only they call this. `timeout` says for how
+    many seconds a silent worker is waited for; one that dies is noticed at once.
 
     The wire is ours ("shared": memory within a machine, sockets between machines; "tcp": sockets only) for a model on
     the CPU, and torch's process group ("torch": nccl) for one on a GPU.
@@ -50,15 +57,22 @@ def distribute(
     first = next(model.parameters(), None)
     if first is None:
         raise UserError("the model has no parameters: there is nothing to train")
+    check_timeout(timeout)
     if comm is not None:
+        if group is not None:
+            raise UserError("comm= and group= both say who the workers are: give one of them")
         return Run(model, optimizer, replace(algorithm), comm, owns_comm=False)
     kind = first.device.type
-    comm = connect(WireOptions(wire or ("torch" if kind == "cuda" else "shared"), interface, None, timeout, kind))
+    wire = wire or ("torch" if kind == "cuda" else "shared")
+    comm = connect(WireOptions(wire, interface, None, timeout, kind), group=group)
     try:
         return Run(model, optimizer, replace(algorithm), comm, owns_comm=True)
     except BaseException:
         comm.close()
         raise
+
+
+_GOODBYE = 60.0  # seconds for what is under way when a script ends without close(): the others may still need it
 
 
 class Run:
@@ -76,7 +90,9 @@ class Run:
         self.meter, self.clock = self.comm.meter, self.comm.clock
         self._make_equal(_tensors(model, optimizer))
         self.lane = Lane(self.comm.fork("lane"), self._device)
-        self._finalizer = weakref.finalize(self, _close_plainly, self.lane, self.comm if owns_comm else None)
+        self._finalizer = weakref.finalize(
+            self, _close_plainly, self.lane, self.comm if owns_comm else None, os.getpid()
+        )
         self.replica = Replica(model, optimizer, self.comm.zeros)
         self.replica.on_end = self._end_of_backward
         self._consensus = Consensus(algorithm, self.replica, self.comm)
@@ -246,6 +262,7 @@ class Run:
         if error is None:
             self.close()
         else:
+            self.lane.close(0.0)  # the others hear it at once
             self._let_go()
 
     # --- behind the loop ---------------------------------------------------------------------------------------------
@@ -342,10 +359,11 @@ def _in_place(tensor: Tensor, operate: Any) -> None:
         tensor.copy_(copy)
 
 
-def _close_plainly(lane: Lane, comm: Comm | None) -> None:
-    if threading.current_thread().name.startswith("tutti-lane"):
+def _close_plainly(lane: Lane, comm: Comm | None, process: int) -> None:
+    """At exit or when nobody has the run any more; not in a forked child, which would speak for its parent."""
+    if threading.current_thread().name.startswith("tutti-lane") or process != os.getpid():
         return
-    lane.close()
+    lane.close(_GOODBYE)
     lane.comm.close()
     if comm is not None:
         comm.close()

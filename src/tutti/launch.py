@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tutti.clock import Clock
+from tutti.comm.place import VARIABLES
 from tutti.comm.rendezvous import Place, connect, find_place, here, meet
 from tutti.comm.threads import World
 from tutti.errors import UserError
@@ -77,7 +78,7 @@ def _in_turn(
     if place.rank > 0:
         store.wait(["done"], timedelta(days=30))
         return None
-    hidden = {key: os.environ.pop(key) for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID") if key in os.environ}
+    hidden = {key: os.environ.pop(key) for key in VARIABLES if key in os.environ}
     try:
         with _computing_threads(options.threads_each()):
             return function(connect(options.wire), listener, *args)
@@ -104,6 +105,7 @@ def _on_threads(
         here.comm = world.comm(rank)
         try:
             results[rank] = function(here.comm, report if rank == 0 else say_nothing, *args)
+            world.leave(rank)
         except BaseException as error:
             errors[rank] = error
             failures[rank] = Failure.of(rank, error, world.clock.now())

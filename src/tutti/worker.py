@@ -24,7 +24,8 @@ import torch
 
 from tutti.channel import ALIVE, EVENT, FAILURE, RESULT, WorkerEnd
 from tutti.clock import Clock
-from tutti.comm.rendezvous import WireOptions, connect, use_store
+from tutti.comm.rendezvous import WireOptions, connect
+from tutti.comm.stores import use_store
 from tutti.errors import UserError
 from tutti.failures import Failure
 from tutti.launch_options import WorkerFunction, say_nothing

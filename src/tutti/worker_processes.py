@@ -25,7 +25,7 @@ from tutti import fork_server
 from tutti.channel import ANSWER, ASK, EVENT, FAILURE, JOB, RESULT, START, LauncherEnd
 from tutti.clock import Clock
 from tutti.comm.handshake import new_secret
-from tutti.comm.rendezvous import host_store
+from tutti.comm.stores import host_store
 from tutti.errors import RunFailed
 from tutti.failures import Failure, Seen, find_cause, silence
 from tutti.launch_options import LaunchOptions, Report, Result, WorkerFunction
@@ -36,6 +36,7 @@ _TURN = 0.25  # seconds that the loop sleeps at most
 _SETTLE = 0.2  # seconds in which a death shows that an error of torch's backend may be a consequence of
 _COMPLAINTS = 1.2  # seconds in which others may say whom they lost, after the first who did
 _SLACK = 2.0  # seconds more than the deadline until the launcher itself notices a silent worker
+_LEAVING = 30.0  # seconds that processes may take to end after their results, if the deadline is longer
 _ENDING = 5.0  # seconds that killed processes may take
 
 
@@ -83,7 +84,10 @@ class WorkerProcesses:
             try:
                 self._start(job, master, port)
                 self._until(lambda: all(worker.result is not None for worker in self._workers), None)
-                self._until(lambda: all(worker.code is not None for worker in self._workers), options.wire.timeout)
+                self._until(
+                    lambda: all(worker.code is not None for worker in self._workers),
+                    min(_LEAVING, options.wire.timeout),
+                )
             finally:
                 self._end()
         first = self._workers[0]

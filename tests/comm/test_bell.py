@@ -11,9 +11,10 @@ import pytest
 import torch
 from meshes import mesh
 
-from tutti.comm.base import LOST, Lane
+from tutti.comm.base import LOST, Lane, PeerLost
 from tutti.comm.metered import metered
 from tutti.comm.shared import SharedComm
+from tutti.comm.subset import Subset
 from tutti.comm.tcp import TcpComm
 
 LONG = 300_000  # elements: more than goes through shared memory at once
@@ -84,6 +85,48 @@ def test_whoever_waits_answers_and_waits_on(wire: type[TcpComm]) -> None:
         ours.recv(1, tensor, "control/x").wait()
         assert answers == [threading.current_thread()]
         assert tensor.eq(1).all()
+
+
+@pytest.mark.parametrize("wire", [TcpComm, SharedComm])
+def test_an_answer_that_raises_ends_the_wait(wire: type[TcpComm]) -> None:
+    """And every later one, instead of leaving the next to wait in vain."""
+    with mesh(wire, 2) as (ours, _):
+
+        def answer() -> None:
+            raise RuntimeError("workers 0 and 1 differ")
+
+        threading.Timer(0.05, metered(ours).bell(answer)).start()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="workers 0 and 1 differ"):
+                ours.recv(1, torch.zeros(3), "control/x").wait()
+
+
+@pytest.mark.parametrize("wire", [TcpComm, SharedComm])
+def test_an_interrupted_lane_ends_its_jobs(wire: type[TcpComm]) -> None:
+    """Those that wait, and those that had not begun; and the lane can be closed."""
+    with mesh(wire, 2) as (ours, _):
+        lane = Lane(metered(ours), torch.device("cpu"))
+        jobs = [lane.submit(lambda: ours.exchange([], [(1, torch.zeros(LONG))], "control/x")) for _ in range(2)]
+        threading.Timer(0.05, lane.comm.interrupt, [RuntimeError("worker 1 raised")]).start()
+        for job in jobs:
+            with pytest.raises(RuntimeError, match="worker 1 raised"):
+                job.wait()
+        lane.close()
+
+
+def test_an_interrupted_worker_says_goodbye() -> None:
+    with mesh(TcpComm, 2) as (ours, theirs):
+        ours.interrupt(RuntimeError("weights differ"))
+        ours.close()
+        with pytest.raises(PeerLost, match="left"):
+            theirs.recv(0, torch.zeros(1), "control/x").wait()
+
+
+def test_a_subset_interrupts_the_wire_beneath() -> None:
+    with mesh(TcpComm, 3) as (ours, *_):
+        Subset(ours, [0, 2]).interrupt(RuntimeError("weights differ"))
+        with pytest.raises(RuntimeError, match="weights differ"):
+            ours.recv(1, torch.zeros(1), "control/x").wait()
 
 
 def test_behind_the_end_ringing_is_in_vain() -> None:

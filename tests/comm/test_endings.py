@@ -124,9 +124,9 @@ def test_goodbye_is_no_death(wire: type[TcpComm]) -> None:
         tensor = torch.zeros(1)
         second.recv(0, tensor, "control/x").wait()
         assert tensor.item() == 7.0
-        with pytest.raises(PeerLost, match="worker 2 had finished and left while worker 1 waited for it"):
+        with pytest.raises(PeerLost, match="worker 2 has left the run while worker 1 waited for its message"):
             second.recv(2, torch.zeros(1), "control/x").wait()
-        with pytest.raises(PeerLost, match="worker 2 had finished and left"):
+        with pytest.raises(PeerLost, match="worker 2 has left the run"):
             second.send(2, torch.zeros(1), "control/x")
 
 
@@ -166,7 +166,7 @@ def test_forks_are_closed_with_their_comm(wire: type[TcpComm]) -> None:
     with mesh(wire, 2) as comms:
         ours, _ = side_by_side(2, lambda rank: comms[rank].fork("lane"))
         comms[1].close()
-        with within(5), pytest.raises(PeerLost, match="had finished and left"):
+        with within(5), pytest.raises(PeerLost, match="has left the run"):
             ours.recv(1, torch.zeros(1), "control/x").wait()
 
 

@@ -39,7 +39,7 @@ def test_sending_to_one_who_left_is_no_death() -> None:
         ours.send(1, torch.zeros(1000), "control/x").wait()
         time.sleep(0.05)
         send = ours.send(1, torch.zeros(1000), "control/x")
-        with pytest.raises(PeerLost, match="worker 1 had finished and left"):
+        with pytest.raises(PeerLost, match="worker 1 has left the run"):
             send.wait()
 
 
@@ -57,7 +57,7 @@ def test_goodbye_waits_for_room(encrypted: bool, tmp_path: Path) -> None:
             ours.recv(1, tensor, "control/x").wait()
             assert tensor.eq(n).all()
         leaving.join()
-        with pytest.raises(PeerLost, match="had finished and left"):
+        with pytest.raises(PeerLost, match="has left the run"):
             ours.recv(1, tensor, "control/x").wait()
 
 
@@ -93,7 +93,7 @@ def test_noise_of_others_does_not_hide_a_silent_peer() -> None:
 
         talking = threading.Thread(target=chatter)
         talking.start()
-        with within(10), pytest.raises(PeerLost, match="worker 1 did not answer worker 0"):
+        with within(10), pytest.raises(PeerLost, match=r"worker 1 was silent for .* while worker 0"):
             ours.recv(1, torch.zeros(1), "control/x").wait()
         stop.set()
         talking.join()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -195,7 +197,10 @@ def silent_peer_is_lost(comm: Comm) -> None:
             lambda: comm.recv_any([1], torch.zeros(3), "control/never"),
         ):
             begun = time.perf_counter()
-            with pytest.raises(PeerLost, match=r"worker 0 within 0\.1 s"):
+            with pytest.raises(
+                PeerLost,
+                match=r"worker 1 was silent for 0\.1 s while worker 0 waited for its message .*; a longer",
+            ):
                 wait()
             assert 0.09 < time.perf_counter() - begun < 10
         comm.send(1, torch.ones(1), "control/end").wait()
@@ -213,7 +218,42 @@ def lengths_must_match(comm: Comm) -> None:
         time.sleep(0.05)
 
 
+def an_interruption_ends_waits(comm: Comm) -> None:
+    """At once, whatever is waited for, and every later call; forks go on."""
+    fork = comm.fork("other")
+    if comm.rank == 0:
+        error = RuntimeError("weights differ")
+        threading.Timer(0.05, comm.interrupt, [error]).start()
+        with pytest.raises(RuntimeError, match="weights differ") as first:
+            comm.recv(1, torch.zeros(3), "control/never").wait()
+        assert first.value is error
+        comm.interrupt(RuntimeError("a later one does not count"))
+        calls: list[Callable[[], object]] = [
+            lambda: comm.exchange([(1, torch.ones(1))], [(1, torch.zeros(1))], "control/x"),
+            lambda: comm.recv_any([1], torch.zeros(1), "control/x"),
+            lambda: comm.send(1, torch.ones(1), "control/x"),
+            comm.barrier,
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="weights differ"):
+                call()
+    fork.barrier()
+    fork.close()
+
+
+def an_interruption_ends_a_wait_for_any(comm: Comm) -> None:
+    fork = comm.fork("other")
+    if comm.rank == 0:
+        threading.Timer(0.05, comm.interrupt, [KeyError("x")]).start()
+        with pytest.raises(KeyError):
+            comm.recv_any(comm.others(), torch.zeros(1), "control/never")
+    fork.barrier()
+    fork.close()
+
+
 DEADLINES: list[Check] = [
+    an_interruption_ends_waits,
+    an_interruption_ends_a_wait_for_any,
     late_message_is_thrown_away,
     deadline_spares_other_tags,
     deadline_that_is_met,

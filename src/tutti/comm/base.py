@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tutti.clock import SILENCE as SILENCE
 from tutti.clock import Clock as Clock
+from tutti.comm.forked import leave_to_parent
 from tutti.errors import RunFailed
 
 KINDS: Final = ("gradients", "weights", "buffers", "metrics", "control")
@@ -100,8 +102,16 @@ class Comm(ABC):
 
     def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
         """What another thread may ring at any time: whoever waits in this comm then calls `answer`, which may start
-        exchanges and wait for none. A wire whose waits cannot be interrupted never does."""
+        exchanges and wait for none. A wire whose waits cannot be interrupted never does. An error that `answer`
+        raises interrupts the comm, as `interrupt` does."""
         return lambda: None
+
+    def interrupt(self, error: BaseException) -> None:  # noqa: B027 (some wires cannot)
+        """End what waits in this comm now, and every later call, with this error. Any thread may call it.
+
+        The first error counts. Forks are comms of their own and go on. `close` still works. A wire whose waits belong
+        to a backend (torch) raises it from the next call on; one on which nothing waits (rehearsal) ignores it.
+        """
 
     def accumulate(self, sends: Sequence[Message], recvs: Sequence[Message], tag: str) -> None:
         """As `exchange`, but what comes in is added to the one-dimensional tensors, in the order given."""
@@ -257,8 +267,18 @@ class Lane:
         self._wake = threading.Condition()
         self._closed = False
         self._ring = comm.bell(self._begin_all)
+        self._abandoned: BaseException | None = None
+        leave_to_parent(self)
         self._thread = threading.Thread(target=self._work, name=f"tutti-lane-{comm.rank}", daemon=True)
         self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    def abandon(self, error: BaseException) -> None:
+        """A forked child has no lane: its thread is the parent's, which may have held the lock."""
+        self._abandoned, self._wake, self._closed = error, threading.Condition(), True
 
     def submit(self, work: Callable[[], None]) -> Pending:
         return self._submit(_Job(self._stream, rest=work))
@@ -269,6 +289,8 @@ class Lane:
 
     def _submit(self, job: _Job) -> Pending:
         with self._wake:
+            if self._abandoned is not None:
+                raise self._abandoned
             if self._closed:
                 raise RuntimeError("the lane is closed")
             self._jobs.append(job)
@@ -282,12 +304,16 @@ class Lane:
         busy, self.busy = self.busy, []
         return sum(end - begin for begin, end in busy)
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
+        """Do what has been submitted, for so many seconds at most; then what still waits is interrupted."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(patience)
+            if self._thread.is_alive():
+                self.comm.interrupt(RunFailed(f"worker {self.comm.rank} ended its run while it waited for others"))
+                self._thread.join()
 
     def _work(self) -> None:
         while True:

@@ -24,11 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from tutti.clock import Clock
-from tutti.comm.base import PeerLost
+from tutti.comm.base import SILENCE, PeerLost
 from tutti.errors import UserError
 
 _NONCE, _PROOF = 32, 32
@@ -61,6 +62,17 @@ class Tls:
         return context
 
 
+class Members(NamedTuple):
+    """The workers of a run that are not all workers of torch's process group."""
+
+    ranks: tuple[int, ...]  # in that process group
+    name: str  # of this meeting, as no other is called
+
+    def of(self, part: str) -> Members:
+        """The same workers, for a group of another name."""
+        return Members(self.ranks, f"{self.name}/{part}")
+
+
 @dataclass(frozen=True)
 class Access:
     """What a worker needs to join: where to listen, what to prove, how long to wait."""
@@ -68,7 +80,8 @@ class Access:
     address: str
     secret: bytes
     tls: Tls | None = None
-    timeout: float = 60.0
+    timeout: float = SILENCE
+    members: Members | None = None
 
 
 def build_mesh(

@@ -28,6 +28,7 @@ _LONG = 2**16  # bytes from which a message is long
 _WAKE_BYTES = 2**20  # of a long message, wake up for this many at a time
 _DEEP = 2**22  # bytes that the kernel keeps moving while this worker computes
 _NEAR = 2e-3  # seconds there and back; over a longer way the kernel finds out by itself how much must be under way
+HOST_SECONDS = 30  # without any answer from the peer's kernel after which its host counts as dead
 _SCRATCH_BYTES = 2**19  # what is to be added lands here first and is added while it is still in the cache
 
 
@@ -42,10 +43,10 @@ class Driver(Protocol):
 class Send(Pending):
     """A message on its way out."""
 
-    __slots__ = ("comm", "done", "link", "parts", "tensor")
+    __slots__ = ("code", "comm", "done", "link", "parts", "tensor")
 
     def __init__(self, comm: Driver, link: Link, tensor: Tensor, code: int) -> None:
-        self.comm, self.link, self.tensor, self.done = comm, link, tensor, False
+        self.comm, self.link, self.tensor, self.code, self.done = comm, link, tensor, code, False
         view = bytes_of(tensor)
         self.parts: list[memoryview | bytes] = [HEADER.pack(code, len(view)), view]
 
@@ -155,6 +156,9 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.here = _is_here(connection)  # the peer has the same address
         self.far = not self.here  # as it seems so far
+        self.plain_tcp = not self.here and hasattr(socket, "TCP_INFO")
+        if not self.here:
+            _probe_when_idle(connection)
         if self.far:
             self._look_again()
         self.outbox: deque[Send] = deque()
@@ -181,6 +185,11 @@ class Link:
             self.far = False
             _deepen(self.connection)
             _share_evenly(self.connection)
+
+    def seems_off(self) -> bool:
+        """Whether what was sent is not acknowledged, nor what asks for room, for as long as keep-alive takes: the
+        peer's host is off, or the link to it is down."""
+        return not self.closed and self.plain_tcp and _is_unanswered(self.connection)
 
     def scratch(self, nbytes: int) -> memoryview:
         """Memory for the bytes of one message, or for a part of a long one."""
@@ -284,6 +293,33 @@ def _round_trip(connection: socket.socket) -> float:
         return math.inf
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
     return float(struct.unpack_from("I", info, _RTT_AT)[0]) * 1e-6 if len(info) == _RTT_AT + 4 else math.inf
+
+
+def _probe_when_idle(connection: socket.socket) -> None:
+    """Keep-alive: a host that is off is noticed within `HOST_SECONDS` by those who wait for a message of it.
+
+    Not TCP_USER_TIMEOUT, which also ends the connection to a healthy worker that computes for so long while it has
+    no room for more; `seems_off` looks after what has been sent.
+    """
+    options = {
+        "TCP_KEEPIDLE": max(1, HOST_SECONDS // 3),
+        "TCP_KEEPINTVL": max(1, HOST_SECONDS // 6),
+        "TCP_KEEPCNT": 4,
+    }
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _is_unanswered(connection: socket.socket) -> bool:
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
+    if len(info) != _RTT_AT + 4:
+        return False
+    retransmitted, probes = info[2], info[3]
+    (unacknowledged,), (silence,) = struct.unpack_from("I", info, 24), struct.unpack_from("I", info, 56)  # silence: ms
+    return silence >= HOST_SECONDS * 1000 and (probes >= 2 or (unacknowledged > 0 and retransmitted >= 3))
 
 
 def _deepen(connection: socket.socket) -> None:

@@ -160,6 +160,9 @@ class Metered(Comm):
     def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
         return self.inner.bell(answer)
 
+    def interrupt(self, error: BaseException) -> None:
+        self.inner.interrupt(error)
+
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.inner.zeros(count, dtype, device)
 

@@ -1,42 +1,39 @@
 """Which worker this process is, and the wire to the others.
 
-A launcher says it in the environment: torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or Slurm's. Without one
-the process is alone. Threads of one process are told by `launch`, through `here`. Workers that Tutti has started on one
-machine meet in their launcher's store (`use_store`), all others in torch's TCPStore: that of torchrun, or one that
-listens on the master's address alone (`host_store`).
+A thread of `launch` has its wire already (`here`). A process group of torch's that is given or initialised says rank
+and size, and its store is where the workers meet. Otherwise the launcher's environment does (place.py), and the workers
+meet in a store (stores.py). Without any of these the process is alone.
 """
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
-import re
-import socket
 import threading
-import warnings
-from contextlib import suppress
+import zlib
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from tutti.clock import Clock
-from tutti.comm.base import Comm, PeerLost
-from tutti.comm.handshake import Access, Tls, find_address, new_secret
+from tutti.comm.base import SILENCE, Comm, PeerLost
+from tutti.comm.handshake import Access, Members, Tls, find_address, new_secret
+from tutti.comm.place import Place as Place
+from tutti.comm.place import find_place as find_place
 from tutti.comm.shared import SharedComm
+from tutti.comm.stores import open_store, warn_of_open_secret
 from tutti.comm.tcp import TcpComm
-from tutti.comm.torch import TorchComm, default_backend
+from tutti.comm.torch import TorchComm, default_backend, made_by_us
 from tutti.errors import UserError
 
 WIRES = ("shared", "tcp", "torch")
-_meetings = itertools.count()  # in the same order on every worker
+ALONE = Place(0, 1, 0, "127.0.0.1", 0)
+_LONGEST = 10**6  # seconds; poll counts milliseconds in 31 bits
+_meetings: Counter[str] = Counter()  # so far, by who has met
 here = threading.local()  # .comm: the wire of a worker that is a thread of this process
-_given: dist.Store | None = None  # the launcher's
-_opened: dict[tuple[str, int], dist.Store] = {}  # the connections of this process; worker 0's is the store itself
-_ELSEWHERE = "192.0.2.1"  # an address reserved for documentation: by which interface would it be reached?
 
 
 @dataclass(frozen=True)
@@ -46,139 +43,125 @@ class WireOptions:
     wire: str = "shared"
     interface: str | None = None
     tls: Tls | None = None
-    timeout: float = 60.0
+    timeout: float = SILENCE
     device: str = "cpu"  # of the tensors: chooses torch's backend
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a launcher has put this process."""
+class Meeting(NamedTuple):
+    """Who this worker is, and the store in which it finds the others."""
 
-    rank: int
-    size: int
-    local_rank: int
-    master: str
-    port: int
+    place: Place
+    store: dist.Store
+    members: Members | None = None  # where they are not all workers of torch's process group
 
 
-def find_place(environment: dict[str, str] | None = None) -> Place | None:
-    """What the launcher's environment says; None where there is no launcher."""
-    env = dict(os.environ) if environment is None else environment
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return Place(
-            rank=int(env["RANK"]),
-            size=int(env["WORLD_SIZE"]),
-            local_rank=int(env.get("LOCAL_RANK", 0)),
-            master=env.get("MASTER_ADDR", "127.0.0.1"),
-            port=int(env.get("MASTER_PORT", 29500)),
-        )
-    if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", 1)) > 1:
-        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-        return Place(
-            rank=int(env["SLURM_PROCID"]),
-            size=int(env["SLURM_NTASKS"]),
-            local_rank=int(env.get("SLURM_LOCALID", 0)),
-            master=env.get("MASTER_ADDR") or _first_node(nodes),
-            port=int(env.get("MASTER_PORT") or 20000 + int(env.get("SLURM_JOB_ID", 0)) % 20000),
-        )
-    return None
-
-
-def _first_node(nodes: str) -> str:
-    """The first host of Slurm's short form: node[03-05,07],gpu1 -> node03."""
-    return re.sub(r"\[(\w+)[^]]*]", r"\1", nodes).partition(",")[0]
-
-
-def connect(options: WireOptions | None = None, clock: Clock | None = None) -> Comm:
-    """The wire of this worker; every worker of the run calls this together."""
+def connect(
+    options: WireOptions | None = None, clock: Clock | None = None, group: dist.ProcessGroup | None = None
+) -> Comm:
+    """The wire of this worker; every worker of the run (of the group, where one is given) calls this together."""
     if getattr(here, "comm", None) is not None:
+        if group is not None:
+            raise UserError("workers that are threads have no process group: leave group out")
         comm: Comm = here.comm
         return comm
     options = options or WireOptions()
     if options.wire not in WIRES:
         raise UserError(f"there is no wire '{options.wire}'; there is {', '.join(WIRES)}")
-    place = find_place() or Place(0, 1, 0, "127.0.0.1", 0)
-    store = meet(place, options.timeout, options.interface)
+    check_timeout(options.timeout)
+    if group is None and dist.is_initialized() and not made_by_us():
+        group = dist.group.WORLD
+    if group is not None:
+        meeting = meet_in_group(group, options.wire)
+    else:
+        place = find_place() or ALONE
+        meeting = Meeting(place, meet(place, options.timeout, options.interface))
+    return _build(meeting, options, clock)
+
+
+def _build(meeting: Meeting, options: WireOptions, clock: Clock | None) -> Comm:
+    place, store, members = meeting
     if options.wire == "torch":
         backend = default_backend(torch.device(options.device))
-        return TorchComm.join(place.rank, place.size, store, options.timeout, clock, backend)
+        return TorchComm.join(place.rank, place.size, store, options.timeout, clock, backend, members)
     address = find_address(options.interface, place.master)
-    access = Access(address, _secret(place, store, options.timeout), options.tls, options.timeout)
+    access = Access(address, _secret(place, store, options.timeout), options.tls, options.timeout, members)
     ours = SharedComm if options.wire == "shared" else TcpComm
     return ours(place.rank, place.size, store, access, clock)
 
 
-def use_store(store: dist.Store) -> None:
-    """Let the workers meet in this one."""
-    global _given
-    _given = store
+def check_timeout(timeout: float) -> None:
+    """A number of seconds that every clock can count."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout <= _LONGEST:
+        raise UserError(
+            f"timeout must be a number of seconds above 0 and at most {_LONGEST:,}, not {timeout!r}; it says how long "
+            f"a silent worker is waited for ({SILENCE:g} by default)"
+        )
+
+
+# --- workers that a launcher has started -----------------------------------------------------------------------------
 
 
 def meet(place: Place, timeout: float, interface: str | None = None) -> dist.Store:
     """A store for this meeting of all workers alone; one that is alone has a store to itself."""
     if place.size == 1:
         return dist.HashStore()
-    store = _given if _given is not None else _open_store(place, timeout, interface)
-    return dist.PrefixStore(f"tutti/{next(_meetings)}", store)
+    return dist.PrefixStore(f"tutti/{_next_meeting('launcher')}", open_store(place, timeout, interface))
 
 
-def _open_store(place: Place, timeout: float, interface: str | None) -> dist.Store:
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
-    key = (place.master, place.port)
-    if key not in _opened:
-        hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if place.rank == 0 and not hosted_by_launcher:
-            _opened[key] = host_store(place.master, place.port, interface, timeout)
-        else:
-            _opened[key] = _reach_store(place, timeout)
-    return _opened[key]
+# --- workers of one of torch's process groups ------------------------------------------------------------------------
 
 
-def _reach_store(place: Place, timeout: float) -> dist.Store:
-    limit = timedelta(seconds=timeout)
-    try:
-        return dist.TCPStore(place.master, place.port, is_master=False, timeout=limit)
-    except (RuntimeError, ValueError):
-        where = f"{place.master}:{place.port}"
-        raise PeerLost(f"worker {place.rank} could not reach the master at {where} within {timeout:g} s") from None
+def meet_in_group(group: dist.ProcessGroup, wire: str) -> Meeting:
+    """This worker's place in the group, and a store that is its members' alone."""
+    ranks = _ranks_of(group)
+    whole = len(ranks) == dist.get_world_size()
+    rank = ranks.index(dist.get_rank())
+    if len(ranks) == 1:
+        return Meeting(Place(0, 1, 0, "127.0.0.1", 0), dist.HashStore(), None if whole else Members((ranks[0],), "1"))
+    # the only way to the store that the workers have met in; torch's own modules take it too
+    beneath = dist.distributed_c10d._get_default_store()
+    if beneath is None:
+        if wire == "torch" and whole:
+            return Meeting(Place(rank, len(ranks), 0, "", 0), dist.HashStore())
+        raise UserError("torch's process group has no store (mpi): use wire='torch' and all of its workers")
+    key = "all" if whole else "-".join(map(str, ranks))
+    name = f"tutti/group/{zlib.crc32(key.encode())}/{group.group_name}/{_next_meeting(f'{group.group_name} {key}')}"
+    place = Place(rank, len(ranks), 0, _master_of(beneath), 0)
+    return Meeting(place, dist.PrefixStore(name, beneath), None if whole else Members(tuple(ranks), name))
 
 
-def host_store(master: str, port: int, interface: str | None, timeout: float) -> dist.Store:
-    """torch's store for workers on several machines. It listens on one address (torch's own choice would be all), and
-    nothing in it is ever unpickled."""
-    address = _find_listening_address(master, interface)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        listener = socket.create_server((address, port), family=family, backlog=512)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} is in use; choose another with --master or MASTER_PORT") from None
+def _ranks_of(group: object) -> list[int]:
+    if not dist.is_initialized():
+        raise UserError("group= needs torch's process group: call torch.distributed.init_process_group first")
+    if group == dist.GroupMember.NON_GROUP_MEMBER or (
+        isinstance(group, dist.ProcessGroup) and dist.get_rank(group) < 0
+    ):
         raise UserError(
-            f"cannot listen on {address}, which is what the master {master} means here: {error.strerror}; give an "
-            "address of this machine, or --interface"
-        ) from None
-    limit = timedelta(seconds=timeout)
-    return dist.TCPStore(
-        address, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+            f"this process (rank {dist.get_rank()}) is no member of the group given: only its members may call "
+            "distribute(..., group=...)"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise UserError(
+            f"group must be a process group of torch.distributed.new_group, not {type(group).__name__}: {group!r}"
+        )
+    ranks: list[int] = dist.get_process_group_ranks(group)
+    return ranks
 
 
-def _find_listening_address(master: str, interface: str | None) -> str:
-    """The interface's address, or the master's. Some systems let a machine's own name mean 127.0.1.1, where no other
-    machine reaches it: then the address of the way out."""
-    if interface is not None:
-        return find_address(interface, master)
-    try:
-        address = str(socket.getaddrinfo(master, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise UserError(f"cannot find the address of the master {master}: {error.strerror}") from None
-    if address in ("0.0.0.0", "::"):
-        raise UserError(f"{master} means every interface; give the address of one as the master")
-    if address.startswith("127.") and master not in (address, "localhost"):
-        with suppress(UserError):
-            return find_address(None, _ELSEWHERE)
-    return address
+def _master_of(store: dist.Store) -> str:
+    """The host that the workers have met at, whose side of this machine is listened on."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", None)  # of a TCPStore
+    return str(host or os.environ.get("MASTER_ADDR") or "127.0.0.1")
+
+
+def _next_meeting(who: str) -> int:
+    """The number of a meeting of the same workers, counted in the same order by all of them."""
+    number = _meetings[who]
+    _meetings[who] += 1
+    return number
 
 
 def _secret(place: Place, store: dist.Store, timeout: float) -> bytes:
@@ -188,19 +171,10 @@ def _secret(place: Place, store: dist.Store, timeout: float) -> bytes:
         return given.encode()
     if place.rank == 0:
         if place.size > 1:
-            _warn_of_open_secret()
+            warn_of_open_secret()
         store.set("secret", new_secret().hex())
     try:
         store.wait(["secret"], timedelta(seconds=timeout))
     except RuntimeError:
         raise PeerLost(f"worker 0 did not arrive within {timeout:g} s", 0) from None
     return bytes(store.get("secret"))
-
-
-@cache
-def _warn_of_open_secret() -> None:
-    warnings.warn(
-        "TUTTI_SECRET is not set, so the run's secret lies in torch's store, where everybody who reaches the master's "
-        "port can read it; set the same TUTTI_SECRET for all workers (docs/security.md)",
-        stacklevel=4,
-    )

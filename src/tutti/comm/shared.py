@@ -144,6 +144,7 @@ class SharedComm(TcpComm):
         if not self._all_near:
             super().exchange(sends, recvs, tag)
             return
+        self._check()
         code, pipes = self._code(tag), self._pipes
         sent = [self.send(peer, tensor, tag) for peer, tensor in sends if not pipes[peer].post(code, tensor)]
         missing, may_come = self._fetch(code, recvs)
@@ -210,6 +211,7 @@ class SharedComm(TcpComm):
                 outbox.popleft().done = True
 
     def _progress(self, seconds: float) -> bool:
+        self._check()
         moved = self._look()
         self._looks += 1
         if not self._all_near or self._looks % _LOOKS == 0:

@@ -49,6 +49,10 @@ class Subset(Comm):
         """The same workers over a fork of the wire beneath, so its other workers must call this too."""
         return Subset(self._inner.fork(name), self._ranks)
 
+    def interrupt(self, error: BaseException) -> None:
+        """The whole wire beneath."""
+        self._inner.interrupt(error)
+
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._inner.zeros(count, dtype, device)
 

@@ -9,6 +9,7 @@ CUDA tensors are staged through host memory.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import ssl
@@ -23,10 +24,14 @@ from torch import Tensor
 
 from tutti.clock import Clock
 from tutti.comm.base import Comm, Message, Mismatch, PeerLost, Pending, Step
+from tutti.comm.forked import leave_to_parent
 from tutti.comm.handshake import Access, build_mesh
-from tutti.comm.link import BYE, HEADER, Add, Link, Receive, Send
+from tutti.comm.link import BYE, HEADER, HOST_SECONDS, Add, Link, Receive, Send
+from tutti.comm.waits import Wait
 
 _CLOSING_SECONDS = 2.0
+_LOOK_SECONDS = 5.0  # between two looks at hosts that may be dead
+_HOST_IS_OFF = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _TURN_SECONDS = 2e-4  # what a turn of another worker that is also waiting may take
 _yield = getattr(os, "sched_yield", lambda: None)
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -46,24 +51,34 @@ class TcpComm(Comm):
         self._store, self._access, self._mesh = store, access, mesh
         self._codes: dict[str, int] = {}
         self._native: Comm | None = None
-        self._bell: _Bell | None = None
+        self._bell = _Bell() if hasattr(os, "eventfd") else None
+        self._interruption: BaseException | None = None
+        self._awaited: Send | Receive | Wait | None = None
+        self._process = os.getpid()
         self._forks: list[TcpComm] = []  # those that are open
         self._forked = 0
         self._parent: TcpComm | None = None
         self._poller = select.poll()
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
+        if self._bell is not None:
+            self._poller.register(self._bell.fd, select.POLLIN)
         for peer, connection in build_mesh(rank, size, store, mesh, access, self.clock).items():
             link = Link(peer, connection)
             self._links[peer] = self._by_fd[link.fd] = link
             self._poller.register(link.fd, select.POLLIN)
+        self._has_hosts = any(link.plain_tcp for link in self._links.values())  # apart from this one
+        self._next_look = self.clock.now() + _LOOK_SECONDS
+        leave_to_parent(self)
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        self._check()
         link = self._links[peer]
         if not tensor.is_cpu:
             tensor = tensor.cpu()
         send = Send(self, link, tensor, self._code(tag))
         if link.closed:
+            self._awaited = send
             raise self._left(link)
         link.outbox.append(send)
         if len(link.outbox) == 1:
@@ -71,6 +86,7 @@ class TcpComm(Comm):
         return send
 
     def recv(self, peer: int, tensor: Tensor, tag: str) -> Pending:
+        self._check()
         return self._post(Receive(self, self._links[peer], tensor, self._code(tag), tag))
 
     def _post(self, receive: Receive) -> Receive:
@@ -148,6 +164,7 @@ class TcpComm(Comm):
     def recv_any(self, sources: Sequence[int], tensor: Tensor, tag: str) -> int:
         code = self._code(tag)
         links = [self._links[peer] for peer in sources]
+        self._awaited = wait = Wait(self.rank, sources, tag)
         begun = self.clock.now()
         while True:
             for link in links:
@@ -158,18 +175,38 @@ class TcpComm(Comm):
                     receive.wait()
                     return link.peer
             if all(link.closed for link in links):
-                raise PeerLost(f"workers {list(sources)} have all left while worker {self.rank} waited for one of them")
+                raise wait.left()
             left = max(begun, *(link.heard for link in links)) + self.timeout - self.clock.now()
             if left <= 0 and not self._stirs(links):
-                raise PeerLost(f"none of {list(sources)} answered worker {self.rank} within {self.timeout:g} s")
+                raise wait.silent(self.timeout)
             self._progress(max(left, 0))
 
     def bell(self, answer: Callable[[], None]) -> Callable[[], None]:
-        if self._bell is not None or not hasattr(os, "eventfd"):
+        if self._bell is None or self._bell.answer is not None:
             return super().bell(answer)
-        self._bell = _Bell(answer)
-        self._poller.register(self._bell.fd, select.POLLIN)
+        self._bell.answer = answer
         return self._bell.ring
+
+    def interrupt(self, error: BaseException) -> None:
+        if self._interruption is None:
+            self._interruption = error
+        if self._native is not None:
+            self._native.interrupt(error)
+        if self._bell is not None:
+            self._bell.ring()
+
+    def abandon(self, error: BaseException) -> None:
+        self._interruption, self._native = error, None
+        for link in self._links.values():
+            link.connection.close()
+        self._links, self._by_fd = {}, {}
+        if self._bell is not None:
+            os.close(self._bell.fd)  # whatever thread of the parent holds its lock
+            self._bell = None
+
+    def _check(self) -> None:
+        if self._interruption is not None:
+            raise self._interruption.with_traceback(None)
 
     def fork(self, name: str) -> TcpComm:
         mesh = f"{self._mesh}/{name}-{self._forked}"  # a name may come again, and its first mesh is still published
@@ -184,10 +221,21 @@ class TcpComm(Comm):
         if self._native is None:
             from tutti.comm.torch import TorchComm
 
-            self._native = TorchComm.join(self.rank, self.size, self._store, self.timeout, self.clock)
+            self.barrier("control/native")  # a death is noticed here, not by a backend that waits to connect
+            self._native = TorchComm.join(
+                self.rank,
+                self.size,
+                dist.PrefixStore(f"{self._mesh}/native", self._store),  # of another comm it holds other addresses
+                self.timeout,
+                self.clock,
+                members=self._access.members and self._access.members.of(f"{self._mesh}/native"),
+            )
         return self._native
 
     def close(self) -> None:
+        if self._process != os.getpid():
+            return
+        self._interruption = None  # an interrupted worker says goodbye, too
         for fork in list(self._forks):
             fork.close()
         if self._parent is not None:
@@ -215,6 +263,7 @@ class TcpComm(Comm):
 
     def drive(self, pending: Send | Receive, deadline: float | None) -> bool:
         """Move everything until this one is done; False when the caller's own deadline passed."""
+        self._awaited = pending
         if self._take_turns(pending):
             return True
         begun = self.clock.now()
@@ -227,8 +276,7 @@ class TcpComm(Comm):
             if left <= 0 and deadline is not None:
                 return False
             if left <= 0 and not self._stirs([link]):
-                text = f"worker {link.peer} did not answer worker {self.rank} within {self.timeout:g} s"
-                raise PeerLost(text, link.peer)
+                raise self._wait().silent(self.timeout)
             self._progress(max(left, 0))
         return True
 
@@ -259,7 +307,12 @@ class TcpComm(Comm):
 
     def _progress(self, seconds: float) -> bool:
         """Move what can move, waiting so long for the first; False if nothing could. Answer the bell."""
+        self._check()
+        if self._has_hosts:
+            seconds = min(seconds, _LOOK_SECONDS)
         events = self._poller.poll(seconds * 1000)
+        if self._has_hosts and not events and seconds > 0:
+            self._look_for_dead_hosts()
         rung = False
         for fd, event in events:
             link = self._by_fd.get(fd)
@@ -267,9 +320,20 @@ class TcpComm(Comm):
                 rung = True
             else:
                 self._serve(link, event)
-        if rung and self._bell is not None:
-            self._bell.answer()
+        if rung:
+            self._answer_bell()
         return bool(events)
+
+    def _answer_bell(self) -> None:
+        assert self._bell is not None
+        self._bell.silence()
+        self._check()
+        if self._bell.answer is not None:
+            try:
+                self._bell.answer()
+            except BaseException as error:
+                self.interrupt(error)
+                raise
 
     def _serve(self, link: Link, event: int) -> None:
         """What poll has found on a connection."""
@@ -367,12 +431,34 @@ class TcpComm(Comm):
         link.closed = True
         if not link.said_goodbye:
             reason = f" ({link.error.strerror or link.error})" if link.error else ""
-            text = f"worker {link.peer} died: its connection to worker {self.rank} was cut{reason}"
-            raise PeerLost(text, link.peer)
+            how = f": its connection to worker {self.rank} was cut{reason}"
+            if link.error is not None and link.error.errno in _HOST_IS_OFF:
+                how = f": its host has not answered worker {self.rank} for about {HOST_SECONDS} s"
+            if self._awaited:
+                raise self._wait().died(link.peer, how)
+            raise PeerLost(f"worker {link.peer} died{how}", link.peer)
 
     def _left(self, link: Link) -> PeerLost:
-        how = "had finished and left" if link.said_goodbye else "is dead"
-        return PeerLost(f"worker {link.peer} {how} while worker {self.rank} waited for it", link.peer)
+        return self._wait().left() if link.said_goodbye else self._wait().dead(link.peer)
+
+    def _wait(self) -> Wait:
+        """What this worker waits for now, in words."""
+        awaited = self._awaited
+        if isinstance(awaited, Wait):
+            return awaited
+        assert awaited is not None
+        tag = next((tag for tag, code in self._codes.items() if code == awaited.code), "control/goodbye")
+        return Wait(self.rank, (awaited.link.peer,), tag, sends=isinstance(awaited, Send))
+
+    def _look_for_dead_hosts(self) -> None:
+        """Now and then, while nothing comes."""
+        if self.clock.now() < self._next_look:
+            return
+        self._next_look = self.clock.now() + _LOOK_SECONDS
+        for link in list(self._links.values()):
+            if link.plain_tcp and link.seems_off():
+                link.error = TimeoutError(errno.ETIMEDOUT, "no answer")
+                self._ended(link)
 
     def _code(self, tag: str) -> int:
         """The number a tag has on the wire; names that would collide are refused."""
@@ -386,11 +472,11 @@ class TcpComm(Comm):
 
 
 class _Bell:
-    """See `Comm.bell`."""
+    """See `Comm.bell` and `Comm.interrupt`."""
 
-    def __init__(self, answer: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._answer = answer
+        self.answer: Callable[[], None] | None = None
         self._lock = threading.Lock()  # a number that is closed may be another file's at once
 
     def ring(self) -> None:
@@ -398,10 +484,9 @@ class _Bell:
             if self.fd >= 0:
                 os.eventfd_write(self.fd, 1)
 
-    def answer(self) -> None:
+    def silence(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        self._answer()
 
     def close(self) -> None:
         with self._lock:

@@ -14,21 +14,28 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tutti.clock import Clock
-from tutti.comm.base import LOST, Comm, Lost, Message, Mismatch, PeerLost, Pending
+from tutti.comm.base import LOST, SILENCE, Comm, Lost, Message, Mismatch, Pending
+from tutti.comm.forked import leave_to_parent
+from tutti.comm.waits import Wait
 from tutti.errors import UserError
+
+MAIN = "main"  # the wire that is no fork
 
 
 class World:
     """What the workers of one process share; `comm(rank)` is one worker's end of it."""
 
-    def __init__(self, size: int, *, strict: bool = False, timeout: float = 60.0, clock: Clock | None = None) -> None:
+    def __init__(
+        self, size: int, *, strict: bool = False, timeout: float = SILENCE, clock: Clock | None = None
+    ) -> None:
         self.size, self.strict, self.timeout, self.clock = size, strict, timeout, clock or Clock()
         self._boxes: dict[str, list[_Box]] = {}
         self._lock = threading.Lock()
         self.dead: int | None = None
+        self._left: set[tuple[str, int]] = set()
 
     def comm(self, rank: int) -> ThreadsComm:
-        return ThreadsComm(self, rank, "main")
+        return ThreadsComm(self, rank, MAIN)
 
     def boxes(self, name: str) -> list[_Box]:
         with self._lock:
@@ -39,9 +46,21 @@ class World:
         with self._lock:
             self.dead = rank if self.dead is None else self.dead
             boxes = [box for row in self._boxes.values() for box in row]
-        for box in boxes:
-            with box.wake:
-                box.wake.notify_all()
+        _wake_all(boxes)
+
+    def leave(self, rank: int, name: str = MAIN) -> None:
+        """Worker `rank` sends no more on this wire: those who wait for it there are woken."""
+        self._left.add((name, rank))
+        _wake_all(self.boxes(name))
+
+    def have_left(self, name: str, ranks: Sequence[int]) -> bool:
+        return bool(self._left) and all((name, rank) in self._left for rank in ranks)
+
+
+def _wake_all(boxes: Sequence[_Box]) -> None:
+    for box in boxes:
+        with box.wake:
+            box.wake.notify_all()
 
 
 @dataclass
@@ -76,6 +95,8 @@ class ThreadsComm(Comm):
         self.world, self._name = world, name
         self._boxes = world.boxes(name)
         self._forks = 0
+        self._interruption: BaseException | None = None
+        leave_to_parent(self)
 
     def send(self, peer: int, tensor: Tensor, tag: str) -> Pending:
         self._grouped_only()
@@ -108,7 +129,7 @@ class ThreadsComm(Comm):
             found.extend(s for s in sources if self.find(s, tag) is not None)
             return bool(found)
 
-        self.until(arrived, f"any of {list(sources)}", None)
+        self.until(arrived, Wait(self.rank, sources, tag), None)
         self.take(found[0], tensor, tag)
         return found[0]
 
@@ -116,8 +137,21 @@ class ThreadsComm(Comm):
         self._forks += 1
         return ThreadsComm(self.world, self.rank, f"{self._name}/{name}-{self._forks}")
 
+    def interrupt(self, error: BaseException) -> None:
+        if self._interruption is None:
+            self._interruption = error
+        wake = self._boxes[self.rank].wake
+        with wake:
+            wake.notify_all()
+
+    def abandon(self, error: BaseException) -> None:
+        self._interruption = error
+
     def close(self) -> None:
-        pass
+        """A fork is left for good; the wire itself, which the thread keeps, when the worker's function ends."""
+        self._interruption = None
+        if self._name != MAIN:
+            self.world.leave(self.rank, self._name)
 
     # --- the machinery -----------------------------------------------------------------------------------------------
 
@@ -125,7 +159,12 @@ class ThreadsComm(Comm):
         if self.world.strict:
             raise UserError("this wire takes only grouped messages (as NCCL does): use exchange(sends, recvs)")
 
+    def _check(self) -> None:
+        if self._interruption is not None:
+            raise self._interruption.with_traceback(None)
+
     def _post(self, peer: int, tensor: Tensor, tag: str) -> _Sent:
+        self._check()
         letter = _Letter(tag, tensor.detach())
         box = self._boxes[peer]
         with box.wake:
@@ -161,23 +200,27 @@ class ThreadsComm(Comm):
             letter.taken = True
             sender.call()
 
-    def until(self, ready: Callable[[], bool], who: str, deadline: float | None, peer: int | None = None) -> bool:
+    def until(self, ready: Callable[[], bool], wait: Wait, deadline: float | None) -> bool:
         """Wait on this worker's own condition; False when the caller's deadline passed."""
         box = self._boxes[self.rank]
         limit = self.clock.now() + (self.timeout if deadline is None else deadline)
+        self._check()
         with box.wake:
+            self._check()
             while not ready():
                 if self.world.dead is not None:
-                    text = f"worker {self.world.dead} died while worker {self.rank} waited for {who}"
-                    raise PeerLost(text, self.world.dead)
+                    raise wait.died(self.world.dead)
+                if self.world.have_left(self._name, wait.peers):
+                    raise wait.left()
                 left = limit - self.clock.now()
                 if left <= 0:
                     if deadline is not None:
                         return False
-                    raise PeerLost(f"{who} did not answer worker {self.rank} within {self.timeout:g} s", peer)
+                    raise wait.silent(self.timeout)
                 box.awaited = ready
                 box.wake.wait(left)
                 box.awaited = None
+                self._check()
         return True
 
     def give_up(self, peer: int, tag: str) -> bool:
@@ -195,7 +238,8 @@ class _Sent(Pending):
         self._comm, self._peer, self._letter = comm, peer, letter
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
-        taken = self._comm.until(lambda: self._letter.taken, f"worker {self._peer}", deadline, self._peer)
+        wait = Wait(self._comm.rank, (self._peer,), self._letter.tag, sends=True)
+        taken = self._comm.until(lambda: self._letter.taken, wait, deadline)
         return self._letter.tensor if taken else LOST
 
 
@@ -205,7 +249,8 @@ class _Receive(Pending):
 
     def wait(self, deadline: float | None = None) -> Tensor | Lost:
         comm, peer, tag = self._comm, self._peer, self._tag
-        arrived = comm.until(lambda: comm.find(peer, tag) is not None, f"worker {peer}", deadline, peer)
+        wait = Wait(comm.rank, (peer,), tag)
+        arrived = comm.until(lambda: comm.find(peer, tag) is not None, wait, deadline)
         if not arrived and comm.give_up(peer, tag):
             return LOST
         comm.take(peer, self._tensor, tag)

@@ -52,7 +52,7 @@ class Windows:
             whole = torch.frombuffer(memory, dtype=dtype)  # it keeps the memory
             piece = (whole.data_ptr(), length, begin)
             insort(self._pieces, piece)
-            memory.forget = partial(self._forget, piece)
+            memory.forget, memory.process = partial(self._forget, piece), os.getpid()
         return whole[:count]
 
     def find(self, address: int, nbytes: int) -> Place | None:
@@ -73,10 +73,12 @@ class _Memory(mmap.mmap):
     """One piece; its memory is free as soon as nothing here uses it, whoever else has it mapped."""
 
     forget: Callable[[], None] = staticmethod(lambda: None)
+    process: int = -1  # that it is free for; a forked child has it mapped as well and must leave it alone
 
     def __del__(self) -> None:
-        self.forget()
-        self.madvise(mmap.MADV_REMOVE)
+        if self.process == os.getpid():
+            self.forget()
+            self.madvise(mmap.MADV_REMOVE)
 
 
 class Outlook:
@@ -119,3 +121,13 @@ def windows() -> Windows:
 
 _windows: dict[int, Windows] = {}  # by process
 _lock = threading.Lock()
+
+
+def _unlock() -> None:
+    """In a forked child: a thread of the parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tutti.clock import SILENCE
 from tutti.commands.base import (
     PIPED_WIDTH,
     add_command,
@@ -117,7 +118,12 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
         help="memory that workers of one machine share and sockets to others (default), sockets only, or torch's",
     )
     place.add_argument("--interface", help="name or address to listen on (default: the one that leads to the master)")
-    place.add_argument("--deadline", default="60s", metavar="TIME", help="how long a silent worker is waited for (60s)")
+    place.add_argument(
+        "--deadline",
+        default=f"{SILENCE:g}s",
+        metavar="TIME",
+        help="how long a worker may be silent, as one that evaluates or compiles; a dead one is noticed at once (600s)",
+    )
     place.add_argument(
         "--loss",
         default="0",

@@ -74,6 +74,17 @@ def stop_alone(_: Comm, __: Report) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def harm_oneself(comm: Comm, _: Report, how: int, culprit: int, moment: float) -> int:
+    """All meet again and again for half a second; one sends itself a signal at some moment of it."""
+    if comm.rank == culprit:
+        threading.Timer(moment, os.kill, (os.getpid(), how)).start()
+    buffer = torch.ones(1000)
+    for _number in range(50):
+        comm.all_reduce(buffer)
+        time.sleep(0.01)
+    return 0
+
+
 class Nameless(Exception):
     """One whose text cannot be made."""
 

@@ -19,9 +19,17 @@ from tutti.errors import RunFailed, UserError
 from tutti.launch import launch
 
 
-def worker_processes(since: set[int]) -> set[int]:
-    """The processes of this user that were not there before and still run (zombies do not)."""
-    return {pid for pid in all_processes() - since if not is_over(pid)}
+def own_workers() -> list[int]:
+    """The workers that this process has launched and that are there: the children of its fork server."""
+    servers = {pid for pid in all_processes() if parent_of(pid) == os.getpid() and "tutti.worker" in command_line(pid)}
+    return [pid for pid in all_processes() if parent_of(pid) in servers and not is_over(pid)]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def all_processes() -> set[int]:
@@ -60,11 +68,10 @@ def test_a_worker_that_ends_without_a_word_is_named() -> None:
 
 @pytest.mark.parametrize("culprit", [1, 3])
 def test_a_silent_worker_ends_the_run_within_its_deadline_and_is_killed(culprit: int) -> None:
-    before = all_processes()
     silence = rf"^worker {culprit} was silent for 2 s while worker \d waited for its "
     with pytest.raises(RunFailed, match=silence):
         launch(misbehave, ("stop", culprit), options(4, timeout=2.0), ignore)
-    assert not [pid for pid in worker_processes(before) if "tutti.worker" in command_line(pid) and is_stopped(pid)]
+    assert own_workers() == []
 
 
 def command_line(pid: int) -> str:
@@ -86,13 +93,8 @@ def test_two_runs_at_once_do_not_collide() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_result_counts_whatever_becomes_of_the_workers_afterwards(how: int) -> None:
-    before = all_processes()
     assert launch(end_at_the_end, (how,), options(3, timeout=3.0), ignore) == "the result"
-    assert not [pid for pid in worker_processes(before) if "tutti.worker" in command_line(pid) and is_stopped(pid)]
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    assert own_workers() == []
 
 
 def test_a_single_worker_that_is_stopped_is_named() -> None:
@@ -215,10 +217,6 @@ def test_a_fork_server_that_is_killed_ends_the_run(tmp_path: Path, victim: str) 
     out, _ = parent.communicate(timeout=20)
     assert out.startswith("RunFailed")
     assert wait_until(lambda: all(map(is_over, workers)))
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("times", [1, 2])

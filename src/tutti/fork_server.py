@@ -178,6 +178,7 @@ def serve(file: int, parent: int, entry: str, preload: Sequence[str]) -> None:
             importlib.import_module(module)
     module, _, function = entry.partition(":")
     _Serving(socket.socket(fileno=file), module, function).run()
+    os._exit(0)  # taking torch down takes longer than the launcher may want to wait
 
 
 class _Serving:

@@ -86,7 +86,7 @@ def groups_of(process: int) -> list[Path]:
 def workers_of(process: int) -> list[int]:
     """The workers of a run that have entered their hosts."""
     inside = [int(line) for group in groups_of(process) for line in (group / "cgroup.procs").read_text().split()]
-    return [number for number in inside if "multiprocessing" in _command_line(number)]
+    return [number for number in inside if "tutti.worker" in _command_line(number)]
 
 
 def is_alive(process: int) -> bool:

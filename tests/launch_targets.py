@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 import time
 from typing import Any
 
@@ -43,6 +44,71 @@ def misbehave(comm: Comm, _: Report, how: str, culprit: int) -> None:
         if how == "exit":
             os._exit(7)
     comm.barrier()
+
+
+def get_stuck(comm: Comm, _: Report, culprit: int, when: str) -> int:
+    """One worker comes to a place that it never leaves, in mid-run or when all others have returned."""
+    comm.barrier()
+    if comm.rank == culprit:
+        threading.Event().wait(600)
+    if when == "mid-run":
+        comm.barrier()
+    return comm.rank
+
+
+def end_at_the_end(comm: Comm, _: Report, how: int) -> str:
+    """The function of worker 1 returns, and then its process is stopped or killed."""
+    comm.barrier()
+    if comm.rank == 1:
+        close = comm.close
+
+        def close_and_end() -> None:
+            close()
+            os.kill(os.getpid(), how)
+
+        comm.close = close_and_end  # type: ignore[method-assign]
+    return "the result"
+
+
+def stop_alone(_: Comm, __: Report) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def harm_oneself(comm: Comm, _: Report, how: int, culprit: int, moment: float) -> int:
+    """All meet again and again for half a second; one sends itself a signal at some moment of it."""
+    if comm.rank == culprit:
+        threading.Timer(moment, os.kill, (os.getpid(), how)).start()
+    buffer = torch.ones(1000)
+    for _number in range(50):
+        comm.all_reduce(buffer)
+        time.sleep(0.01)
+    return 0
+
+
+class Nameless(Exception):
+    """One whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+def raise_one(comm: Comm, _: Report, which: str) -> None:
+    if comm.rank == 1:
+        if which == "without a text":
+            raise Nameless
+        if which == "not permitted":
+            raise PermissionError("only on Sundays")
+        if which == "unpicklable":
+            raise LookupError(threading.Lock())
+    comm.barrier()
+
+
+def return_a_lock(_: Comm, __: Report) -> object:
+    return threading.Lock()
+
+
+def use_all_memory(_: Comm, __: Report) -> None:
+    torch.ones(2**40)
 
 
 def leave_pids(comm: Comm, _: Report, folder: str) -> None:

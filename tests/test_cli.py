@@ -308,13 +308,13 @@ def test_a_failed_run_gets_exit_code_1_and_the_workers_own_trace(
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def test_a_name_too_long_for_sockets_gets_a_sentence(tmp_path: Path) -> None:
+def test_a_temporary_folder_whose_name_is_too_long_for_sockets_will_do(tmp_path: Path) -> None:
+    """Sockets have no names, and nothing is put there."""
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
     done = tutti("run", "ddp", "--steps", "1", "--workers", "2", "--out", str(tmp_path / "out"), TMPDIR=str(folder))
-    assert done.returncode == 2
-    assert f"tutti: {folder} is too long a name for a folder of sockets; set TMPDIR=/tmp, or another\n" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert not [path for path in folder.iterdir() if not path.name.startswith("torchinductor")], "torch's own cache"
 
 
 def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
@@ -328,7 +328,7 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path, temporary: Path) -> N
         start_new_session=True,
     )
     limit = time.monotonic() + 60
-    while len(list(temporary.glob("tutti-*/pid-*"))) < 2 and time.monotonic() < limit:  # the workers are there
+    while len(children(*children(running.pid))) < 2 and time.monotonic() < limit:  # the fork server's: the workers
         time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)
     _, error = running.communicate(timeout=30)
@@ -336,7 +336,18 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path, temporary: Path) -> N
     assert "interrupted" in error
     assert "Traceback" not in error
     assert not [line for line in processes() if str(tmp_path) in line]
-    assert not list(temporary.glob("tutti-*"))
+    assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
+
+
+def children(*parents: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        found += [int(path.parent.name)] if parent in parents else []
+    return found
 
 
 def processes() -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_targets import add_ranks, misbehave
+from launch_targets import add_ranks, get_stuck, misbehave, raise_one
 from launching import ignore, options, python
 
 from tutti.comm.rendezvous import WireOptions
@@ -48,6 +48,25 @@ def test_an_error_is_shown_first_whoever_else_complains(engine: str) -> None:
 def test_a_users_mistake_stays_one(engine: str) -> None:
     with pytest.raises(UserError, match=r"^this cannot work; that would$"):
         launch(misbehave, ("user", 1), options(engine=engine), ignore)
+
+
+@pytest.mark.parametrize("when", ["mid-run", "end"])
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_thread_that_is_stuck_is_named_at_the_deadline(when: str, culprit: int) -> None:
+    with pytest.raises(RunFailed, match=rf"^worker {culprit} (was silent for|is stopped or stuck)"):
+        launch(get_stuck, (culprit, when), options(3, engine="threads", timeout=1.0), ignore)
+
+
+@BOTH
+def test_an_error_without_a_text_keeps_its_name(engine: str) -> None:
+    with pytest.raises(RunFailed, match=r"^worker 1 raised Nameless: \(its text cannot be made: LookupError\)"):
+        launch(raise_one, ("without a text",), options(2, engine=engine), ignore)
+
+
+@BOTH
+def test_a_permission_error_keeps_its_text(engine: str) -> None:
+    with pytest.raises(RunFailed, match=r"^worker 1 raised PermissionError: only on Sundays"):
+        launch(raise_one, ("not permitted",), options(2, engine=engine), ignore)
 
 
 THREADS = """

@@ -12,16 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_targets import misbehave
+from launch_targets import end_at_the_end, misbehave, raise_one, return_a_lock, stop_alone, use_all_memory
 from launching import ignore, options, python, with_tests
 
-from tutti.errors import RunFailed
+from tutti.errors import RunFailed, UserError
 from tutti.launch import launch
 
 
-def worker_processes(since: set[int]) -> set[int]:
-    """The processes of this user that were not there before and still run (zombies do not)."""
-    return {pid for pid in all_processes() - since if not is_over(pid)}
+def own_workers() -> list[int]:
+    """The workers that this process has launched and that are there: the children of its fork server."""
+    servers = {pid for pid in all_processes() if parent_of(pid) == os.getpid() and "tutti.worker" in command_line(pid)}
+    return [pid for pid in all_processes() if parent_of(pid) in servers and not is_over(pid)]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def all_processes() -> set[int]:
@@ -60,12 +68,10 @@ def test_a_worker_that_ends_without_a_word_is_named() -> None:
 
 @pytest.mark.parametrize("culprit", [1, 3])
 def test_a_silent_worker_ends_the_run_within_its_deadline_and_is_killed(culprit: int) -> None:
-    before = all_processes()
     silence = rf"^worker {culprit} was silent for 2 s while worker \d waited for its "
     with pytest.raises(RunFailed, match=silence):
         launch(misbehave, ("stop", culprit), options(4, timeout=2.0), ignore)
-    stopped = [pid for pid in worker_processes(before) if "launch_targets" in command_line(pid)]
-    assert not stopped
+    assert own_workers() == []
 
 
 def command_line(pid: int) -> str:
@@ -85,6 +91,62 @@ def test_two_runs_at_once_do_not_collide() -> None:
         assert [run.result().stdout.strip() for run in runs] == ["3.0", "3.0"]
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_result_counts_whatever_becomes_of_the_workers_afterwards(how: int) -> None:
+    assert launch(end_at_the_end, (how,), options(3, timeout=3.0), ignore) == "the result"
+    assert own_workers() == []
+
+
+def test_a_single_worker_that_is_stopped_is_named() -> None:
+    """There is nobody who waits for it but the launcher."""
+    with pytest.raises(RunFailed, match=r"^worker 0 is stopped or stuck: it gave no sign of life for \d s$"):
+        launch(stop_alone, (), options(1, timeout=1.0), ignore)
+
+
+@pytest.mark.parametrize("wire", ["tcp", "torch"])
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_the_right_worker_is_named_on_every_wire(wire: str, how: str) -> None:
+    with pytest.raises(RunFailed, match=r"^worker 1 "):
+        launch(misbehave, (how, 1), options(3, wire=wire, timeout=2.0), ignore)
+
+
+def test_a_result_that_is_no_plain_data_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^worker 0's result must be plain data"):
+        launch(return_a_lock, (), options(1), ignore)
+
+
+def test_a_function_that_cannot_be_imported_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^workers that are processes need a function that can be imported"):
+        launch(lambda comm, report: None, (), options(1), ignore)  # noqa: ARG005
+
+
+def test_an_error_that_cannot_be_pickled_is_told() -> None:
+    with pytest.raises(RunFailed, match=r"^worker 1 raised LookupError: <unlocked _thread.lock"):
+        launch(raise_one, ("unpicklable",), options(2), ignore)
+
+
+def test_a_script_without_its_guard_gets_a_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from launch_targets import *; from tutti.launch import *\nlaunch(add_ranks, (), LaunchOptions(2), print)\n"
+    )
+    done = python(str(script))
+    assert "put the launch under `if __name__ == '__main__':`" in done.stderr
+
+
+def test_too_little_memory_is_said_so() -> None:
+    with pytest.raises(RunFailed, match=r"^worker 0 raised RuntimeError: .*memory") as caught:
+        launch(use_all_memory, (), options(1), ignore)
+    assert "ulimit" not in str(caught.value).partition("\n")[0]
+    program = (
+        "import resource; from launch_targets import *; from tutti.launch import *\n"
+        "if __name__ == '__main__':\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))\n"
+        "    launch(use_all_memory, (), LaunchOptions(1), print)"
+    )
+    assert "; `ulimit -v` allows each process 32.0 GiB of address space: raise it" in python("-c", program).stderr
+
+
 # --- the parent ends -------------------------------------------------------------------------------------------------
 
 ENDLESS = """
@@ -99,13 +161,18 @@ if __name__ == "__main__":
 """
 
 
-def endless(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def endless(folder: Path, **environment: str) -> tuple[subprocess.Popen[str], list[int]]:
     """A parent with three workers that never end, and the workers' pids."""
     script = folder / "endless.py"
     script.write_text(ENDLESS)
     command = [sys.executable, str(script), str(folder)]
     parent = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_tests({}), start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=with_tests(environment),
+        start_new_session=True,
     )
     assert wait_until(lambda: len(list(folder.glob("worker-*"))) == 3, 30)
     assert wait_until(lambda: all(path.read_text() for path in folder.glob("worker-*")))
@@ -116,6 +183,39 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
     parent, workers = endless(tmp_path)
     parent.kill()
     parent.communicate(timeout=20)
+    assert wait_until(lambda: all(map(is_over, workers)))
+
+
+def test_a_stopped_worker_does_not_outlive_its_launcher(tmp_path: Path) -> None:
+    parent, workers = endless(tmp_path)
+    os.kill(workers[1], signal.SIGSTOP)
+    parent.kill()
+    parent.communicate(timeout=20)
+    assert wait_until(lambda: all(map(is_over, workers)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_files_are_left(tmp_path: Path, number: int) -> None:
+    """Not even by a launcher that is killed; the session of this test has a temporary folder of its own."""
+    places = [tmp_path / "temporary", Path("/dev/shm")]
+    places[0].mkdir()
+    before = set(places[1].iterdir())
+    parent, workers = endless(tmp_path, TMPDIR=str(places[0]))
+    parent.send_signal(number)
+    parent.communicate(timeout=20)
+    assert wait_until(lambda: all(map(is_over, workers)))
+    assert list(places[0].iterdir()) == []
+    new = [file for file in set(places[1].iterdir()) - before if file.name.startswith("tutti")]
+    assert wait_until(lambda: not any(file.exists() for file in new)), "those of other runs come and go"
+
+
+@pytest.mark.parametrize("victim", ["tutti.fork_server"])
+def test_a_fork_server_that_is_killed_ends_the_run(tmp_path: Path, victim: str) -> None:
+    parent, workers = endless(tmp_path)
+    (server,) = [pid for pid in all_processes() if victim in command_line(pid) and parent_of(pid) == parent.pid]
+    os.kill(server, signal.SIGKILL)
+    out, _ = parent.communicate(timeout=20)
+    assert out.startswith("RunFailed")
     assert wait_until(lambda: all(map(is_over, workers)))
 
 

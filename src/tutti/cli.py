@@ -33,16 +33,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tutti: {error}", file=sys.stderr)
         return 2
     except PermissionError as error:
+        if error.filename is None:
+            raise
         print(f"tutti: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
         return 2
     except RunFailed as error:
         print("\n".join([f"tutti: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return _interrupted(args)
-    except Exception as error:
-        if type(error).__name__ != "SignalException":  # torch's launcher turns signals into this
-            raise
         return _interrupted(args)
 
 

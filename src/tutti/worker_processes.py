@@ -1,41 +1,66 @@
 """Workers that are processes of this machine: started, listened to, and ended with certainty.
 
-They are started by torch's elastic launcher, forked from a server that has imported torch once. No port is chosen by
-hand. Parent and workers talk through files in a folder of the run: each worker's process id, its error if it has one,
-and worker 0's events. Nothing is left running: workers die when their parent does, whatever killed it.
+They are forked from a server that has imported torch once (fork_server.py). Each has one socket pair to the launcher
+(channel.py), over which its job, its events, its error and its result pass, and the store in which the workers of one
+machine meet. One loop serves them all. Nothing listens, except the store of a run over several nodes.
+
+A worker's result counts as soon as it is here: how its process ends afterwards changes nothing.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import multiprocessing
 import os
 import select
-import shutil
 import signal
-import tempfile
+import socket
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tutti import fork_server
+from tutti.channel import ANSWER, ASK, EVENT, FAILURE, JOB, RESULT, START, LauncherEnd
 from tutti.clock import Clock
 from tutti.comm.handshake import new_secret
-from tutti.comm.rendezvous import WireOptions, connect
-from tutti.errors import RunFailed, UserError
-from tutti.failures import Failure
-from tutti.launch_options import LaunchOptions, Report, Result, WorkerFunction, say_nothing
-from tutti.machine import keep_memory
-from tutti.networks.base import Door
+from tutti.comm.stores import host_store
+from tutti.errors import RunFailed
+from tutti.failures import Failure, Seen, find_cause, silence
+from tutti.launch_options import LaunchOptions, Report, Result, WorkerFunction
+from tutti.launcher_store import Shelf
+from tutti.worker import Job, Start, unpack_result
 
-_GRACE = 0.6  # seconds a worker that lost a peer waits, so that the peer's own error is found first
+_TURN = 0.25  # seconds that the loop sleeps at most
+_SETTLE = 0.2  # seconds in which a death shows that an error of torch's backend may be a consequence of
+_COMPLAINTS = 1.2  # seconds in which others may say whom they lost, after the first who did
+_SLACK = 2.0  # seconds more than the deadline until the launcher itself notices a silent worker
+_LEAVING = 30.0  # seconds that processes may take to end after their results, if the deadline is longer
+_ENDING = 5.0  # seconds that killed processes may take
 
 
-# --- the parent's side -----------------------------------------------------------------------------------------------
+@dataclass
+class _Worker:
+    """What the launcher has of one worker."""
+
+    rank: int
+    end: LauncherEnd
+    heard: float
+    pid: int = 0
+    pidfd: int | None = None
+    code: int | None = None
+    failure: Failure | None = None
+    result: bytes | None = None
+    spoken: bool = False  # whether it has sent anything
+
+    @property
+    def settled(self) -> bool:
+        """There is nothing more to wait for."""
+        return self.result is not None or self.failure is not None or self.code is not None
+
+    def see(self, now: float) -> Seen:
+        return Seen(self.rank, self.result is not None, self.code, self.failure, now - self.heard)
 
 
 class WorkerProcesses:
@@ -43,212 +68,216 @@ class WorkerProcesses:
 
     def __init__(self, options: LaunchOptions, listener: Report) -> None:
         self._options, self._listener = options, listener
-        self._folder = Path(tempfile.mkdtemp(prefix="tutti-"))
-        self._read = 0  # how far the events have been read
-        self._stop = threading.Event()
-        self._gave_up = False
-        self._unnamed: set[str] = set()
         self._clock = Clock()
+        self._shelf = Shelf()
+        self._workers: list[_Worker] = []
+        self._complained: float | None = None  # when the first error came
+        self._turned = self._clock.now()
+        self._refused = ""  # why a worker could not be forked
 
     def run(self, function: WorkerFunction[Result], args: tuple[Any, ...]) -> Any:
-        secret = os.environ.get("TUTTI_SECRET") or new_secret().hex()
-        if self._options.nodes > 1:
-            secret = os.environ.get("TUTTI_SECRET", "")
-        threads = self._options.threads_each()
-        doors = tuple(self._options.fabric.door(rank) for rank in range(self._options.workers))
-        job = _Job(function, args, self._options.wire, self._folder, os.getpid(), secret, threads, doors)
-        watcher = threading.Thread(target=self._watch, daemon=True)
-        watcher.start()
-        before = fork_server.made_by_it()
-        try:
-            return self._launch(job)
-        except (UserError, RunFailed):
-            raise
-        except BaseException:  # interrupted, perhaps before all workers were there
-            self._unnamed = fork_server.stop() - before
-            raise
-        finally:
-            self._stop.set()
-            self._kill_all()
-            watcher.join(timeout=5)
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _launch(self, job: _Job) -> Any:
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import elastic_launch
-
-        _quiet_elastic()
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        if method == "forkserver":
-            elastic = "torch.distributed.elastic.multiprocessing"
-            multiprocessing.set_forkserver_preload(["torch", elastic, __name__, *self._options.preload])
-            fork_server.start()
-        try:
-            return elastic_launch(self._config(method), _work)(job).get(0)
-        except ChildFailedError as error:
-            raise self._what_happened(error.failures) from None
-        except RuntimeError as error:
-            if "EADDRINUSE" in str(error) or "already in use" in str(error):
-                raise UserError(f"the port of --master {self._options.master} is in use; choose another") from None
-            raise RunFailed(f"the workers could not meet: {str(error).splitlines()[0]}") from None
-
-    def _config(self, method: str) -> Any:
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-        from torch.distributed.launcher.api import LaunchConfig
-
         options = self._options
-        here = options.fabric.address
-        meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": f"{here}:0", "local_addr": here}
-        configs: dict[str, Any] = {"is_host": True}
-        if options.nodes > 1:
-            meeting = {"rdzv_backend": "static", "rdzv_endpoint": options.master}
-            configs = {"rank": options.node_rank}
-        return LaunchConfig(
-            min_nodes=options.nodes,
-            max_nodes=options.nodes,
-            nproc_per_node=options.workers // options.nodes,
-            run_id=f"tutti-{self._folder.name}" if options.nodes == 1 else "tutti",
-            max_restarts=0,
-            monitor_interval=0.1,
-            start_method=method,
-            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "logs")),
-            rdzv_configs={**configs, "timeout": int(options.wire.timeout) + 1},
-            **meeting,
-        )
+        doors = tuple(options.fabric.door(rank) for rank in range(options.workers))
+        job = Job(function, args, options.wire, options.threads_each(), doors).pack()
+        with _ending_in_order(), self._meeting() as (master, port):
+            self._session = fork_server.open_session("tutti.worker:work", ["torch", "tutti.worker", *options.preload])
+            try:
+                self._start(job, master, port)
+                self._until(lambda: all(worker.result is not None for worker in self._workers), None)
+                self._until(
+                    lambda: all(worker.code is not None for worker in self._workers),
+                    min(_LEAVING, options.wire.timeout),
+                )
+            finally:
+                self._end()
+        first = self._workers[0]
+        return unpack_result(first.result) if first.rank == 0 and first.result is not None else None
 
-    def _watch(self) -> None:
-        """Pass events on; when a worker has reported an error, end all of them without waiting for each other."""
-        while not self._stop.wait(0.05):
-            self._pass_events_on()
-            failures = self._failures()
-            own = [f for f in failures if not f.of_peer]
-            if own or (failures and self._clock.now() - failures[0].time > 2 * _GRACE):
-                self._gave_up = True
-                self._kill_all()
-        self._pass_events_on()
+    # --- the beginning -----------------------------------------------------------------------------------------------
 
-    def _pass_events_on(self) -> None:
-        path = self._folder / "events"
-        if path.exists():
-            text = path.read_bytes()[self._read :]
-            complete = text[: text.rfind(b"\n") + 1]
-            self._read += len(complete)
-            for line in complete.splitlines():
-                self._listener(json.loads(line))
+    @contextmanager
+    def _meeting(self) -> Iterator[tuple[str, int | None]]:
+        """Where the workers meet; on one machine that is here, and there is no port."""
+        options = self._options
+        if options.nodes == 1:
+            yield options.fabric.address, None
+            return
+        host, _, port = options.master.rpartition(":")
+        hosted = None
+        if options.node_rank == 0:
+            hosted = host_store(host, int(port), options.wire.interface, options.wire.timeout)
+        yield host, int(port)
+        del hosted
 
-    def _failures(self) -> list[Failure]:
-        """What the workers said, first causes first: own errors, then who is accused and has not spoken himself."""
-        found = [Failure(**json.loads(path.read_text())) for path in self._folder.glob("error-*.json")]
-        spoken = {failure.rank for failure in found}
-        return sorted(found, key=lambda f: (f.of_peer, f.accused in spoken, f.time))
+    def _start(self, job: bytes, master: str, port: int | None) -> None:
+        options = self._options
+        here = options.workers // options.nodes
+        secret = os.environ.get("TUTTI_SECRET", "") or (new_secret().hex() if options.nodes == 1 else "")
+        for local in range(here):
+            ours, theirs = socket.socketpair()
+            rank = options.node_rank * here + local
+            worker = _Worker(rank, LauncherEnd(ours), self._clock.now())
+            self._workers.append(worker)
+            self._session.fork(theirs)
+            start = Start(rank, options.workers, local, here, master, port, secret, dict(os.environ))
+            worker.end.send(START, json.dumps(asdict(start)).encode())
+            worker.end.send(JOB, job)
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _until(self, holds: Callable[[], bool], seconds: float | None) -> None:
+        """Serve the workers; an error ends it, or the time (which is no error: what was to come has come)."""
+        limit = None if seconds is None else self._clock.now() + seconds
+        while not holds() and (limit is None or self._clock.now() < limit):
+            self._turn()
+            if seconds is None:
+                self._judge()
+
+    def _turn(self) -> None:
+        poller = select.poll()
+        poller.register(self._session, select.POLLIN)
+        by_fd = {worker.end.fileno(): worker for worker in self._workers if not worker.end.closed}
+        for worker in by_fd.values():
+            poller.register(worker.end, worker.end.events)
+        ready = [fd for fd, _ in poller.poll(1000 * self._sleep())]
+        now = self._clock.now()
+        if now - self._turned > 2 * _TURN + 1:  # this process itself was stopped, or busy elsewhere
+            for worker in self._workers:
+                worker.heard = now
+        self._turned = now
+        for fd in ready:
+            if fd in by_fd:
+                self._serve(by_fd[fd])
+        self._take_reports()
+        self._answer(self._shelf.answer(self._clock.now()))
+
+    def _sleep(self) -> float:
+        until = self._shelf.next_end()
+        return _TURN if until is None else min(_TURN, max(0.0, until - self._clock.now()))
+
+    def _serve(self, worker: _Worker) -> None:
+        worker.end.flush()
+        for kind, body in worker.end.receive():
+            worker.heard, worker.spoken = self._clock.now(), True
+            if kind == EVENT:
+                self._listener(json.loads(body))
+            elif kind == ASK:
+                self._answer(self._shelf.ask(worker.rank, body, self._clock.now()))
+            elif kind == RESULT:
+                worker.result = body
+            elif kind == FAILURE:
+                worker.failure = Failure(**{**json.loads(body), "rank": worker.rank})
+                self._complained = self._complained or self._clock.now()
+        if worker.end.closed:
+            worker.end.close()
+
+    def _answer(self, answers: list[tuple[int, bytes]]) -> None:
+        first = self._workers[0].rank
+        for rank, answer in answers:
+            end = self._workers[rank - first].end
+            if not end.closed:
+                end.send(ANSWER, answer)
+
+    def _take_reports(self) -> None:
+        """What the fork server says of its children."""
+        for report in self._session.receive():
+            if "pid" in report:
+                worker = next(worker for worker in self._workers if not worker.pid)
+                worker.pid, worker.pidfd = report["pid"], report["file"] or None
+                worker.heard = self._clock.now()
+            elif "failed" in report:
+                self._refused = report["failed"]
+            else:
+                worker = next(worker for worker in self._workers if worker.pid == report["ended"])
+                if not worker.end.closed:
+                    self._serve(worker)  # its last words
+                worker.code = report["code"]
+
+    # --- errors ------------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        """Raise the cause, once it is known."""
+        now, timeout = self._clock.now(), self._options.wire.timeout
+        if self._refused:
+            raise RunFailed(self._refused)
+        if self._session.closed:
+            raise self._session.how_it_ended()
+        seen = [worker.see(now) for worker in self._workers]
+        if self._is_clear(seen, now):
+            cause = find_cause(seen, 0.6 * timeout)
+            if cause is not None:
+                raise cause
+        for worker in self._workers:
+            if not worker.settled and self._is_stuck(worker, now):
+                failures = [each.failure for each in seen if each.failure is not None]
+                raise silence(worker.see(now), failures)
+
+    def _is_clear(self, seen: list[Seen], now: float) -> bool:
+        """Whether what is known suffices, or nothing better is to be expected."""
+        failures = [worker.failure for worker in seen if worker.failure is not None]
+        if not failures or any(worker.died for worker in seen):
+            return True
+        since = now - (self._complained or now)
+        own = [failure for failure in failures if not failure.of_peer]
+        if own:
+            return not all(failure.perhaps_of_peer for failure in own) or since > _SETTLE
+        return since > _COMPLAINTS or all(worker.settled for worker in self._workers)
+
+    def _is_stuck(self, worker: _Worker, now: float) -> bool:
+        """No sign of life. One that has never given any may still be importing, unless it is stopped."""
+        if not worker.pid or now - worker.heard <= self._options.wire.timeout + _SLACK:
+            return False
+        return worker.spoken or _is_stopped(worker.pid)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Kill who is left and see them ended. Whatever interrupts this, the kernel ends them with this process."""
+        self._kill_all()
+        limit = self._clock.now() + _ENDING
+        while self._left() and self._clock.now() < limit and not self._session.closed:
+            select.select([self._session], [], [], _TURN)
+            with suppress(StopIteration):
+                self._take_reports()
+            self._kill_all()
+        for worker in self._workers:
+            if worker.pidfd is not None:
+                os.close(worker.pidfd)
+            worker.end.close()
+        self._session.close()
+
+    def _left(self) -> bool:
+        return any(worker.pid and worker.code is None for worker in self._workers)
 
     def _kill_all(self) -> None:
-        named = [path.read_text() for path in self._folder.glob("pid-*")]
-        for process in {*named, *self._unnamed}:
-            try:
-                os.kill(int(process), signal.SIGKILL)
-            except (ProcessLookupError, ValueError):
-                continue
-
-    def _what_happened(self, ends: dict[int, Any]) -> BaseException:
-        """The first cause: a worker's own error, then one that ended without a word, then a peer that went silent."""
-        failures = self._failures()
-        silent = {rank: end.exitcode for rank, end in ends.items() if rank not in {f.rank for f in failures}}
-        if self._gave_up:  # and killed everybody: whoever ended by himself did so before
-            silent = {rank: code for rank, code in silent.items() if code != -signal.SIGKILL}
-        if failures and (not failures[0].of_peer or not silent):
-            return failures[0].error()
-        rank, code = next(iter(silent.items()))
-        if code == -signal.SIGINT:
-            return KeyboardInterrupt()
-        if code < 0:
-            return RunFailed(f"worker {rank} was killed by signal {-code} ({signal.Signals(-code).name})")
-        return RunFailed(f"worker {rank} ended with exit code {code} and without a word")
+        """Through pidfds, which never mean another process; the server does it where there are none."""
+        self._session.kill()
+        for worker in self._workers:
+            if worker.pidfd is not None and worker.code is None and hasattr(signal, "pidfd_send_signal"):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
 
 
-def _quiet_elastic() -> None:
-    """Its log repeats in many lines what we say in one."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-# --- the worker's side -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Job:
-    function: WorkerFunction[Any]
-    args: tuple[Any, ...]
-    wire: WireOptions
-    folder: Path
-    parent: int
-    secret: str
-    threads: int
-    doors: tuple[Door, ...]
-
-    def report(self, event: dict[str, Any]) -> None:
-        with (self.folder / "events").open("a") as file:
-            file.write(json.dumps(event) + "\n")
-
-
-def _work(job: _Job) -> Any:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the parent says the word
-    rank = int(os.environ["RANK"])
-    door = job.doors[int(os.environ["LOCAL_RANK"])]
-    door.enter()  # before any other thread is there, which would stay outside
-    _die_with(job.parent, job.folder)
+def _is_stopped(pid: int) -> bool:
     try:
-        (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
-    except FileNotFoundError:
-        os._exit(1)  # the parent has cleared up already
-    if job.secret:
-        os.environ["TUTTI_SECRET"] = job.secret
-    if door.own_interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = door.interface
-    elif os.environ["MASTER_ADDR"] == "127.0.0.1":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(job.threads)
-    keep_memory()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A launcher that is asked to end does so as at Ctrl-C: nothing is left behind."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    heeded = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in heeded:
+        signal.signal(number, end)
     try:
-        comm = connect(job.wire)
-        comm.interface = door.interface if door.own_interface else ""
-        result = job.function(comm, job.report if rank == 0 else say_nothing, *job.args)
-        comm.close()
-    except BaseException as error:
-        _tell(job, rank, error)
-        os._exit(1)
-    return result if rank == 0 else None
-
-
-def _tell(job: _Job, rank: int, error: BaseException) -> None:
-    clock = Clock()
-    failure = Failure.of(rank, error, clock.now())
-    try:
-        draft = job.folder / f"draft-{rank}"
-        draft.write_text(json.dumps(vars(failure)))
-        draft.rename(job.folder / f"error-{rank}.json")
-    except FileNotFoundError:
-        return  # the parent has cleared up already
-    if failure.of_peer:
-        clock.sleep(_GRACE)
-
-
-def _die_with(parent: int, folder: Path) -> None:
-    """End this process when its parent is gone, however it went, and clear up what the parent cannot any more."""
-
-    def watch() -> None:
-        try:
-            if hasattr(os, "pidfd_open"):
-                select.select([os.pidfd_open(parent)], [], [])
-            else:
-                clock = Clock()
-                while True:
-                    os.kill(parent, 0)
-                    clock.sleep(0.5)
-        except ProcessLookupError:
-            pass
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="tutti-watch-parent").start()
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, signal.SIG_DFL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 
 import pytest
 import torch
@@ -166,6 +168,25 @@ def test_forks_are_closed_with_their_comm(wire: type[TcpComm]) -> None:
         comms[1].close()
         with within(5), pytest.raises(PeerLost, match="has left the run"):
             ours.recv(1, torch.zeros(1), "control/x").wait()
+
+
+@BOTH
+def test_forks_that_are_closed_are_let_go_of(wire: type[TcpComm]) -> None:
+    with mesh(wire, 2) as comms:
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        kept = side_by_side(2, lambda rank: weakref.ref(comms[rank].fork("kept")))
+        for _ in range(5):
+            for fork in side_by_side(2, lambda rank: comms[rank].fork("lane")):
+                fork.close()
+        gc.collect()
+        assert [len(comm._forks) for comm in comms] == [1, 1]
+        assert all(fork() is not None for fork in kept), "one that is open belongs to its comm"
+        for fork in kept:
+            fork().close()
+        gc.collect()
+        assert all(fork() is None for fork in kept)
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @BOTH

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from workers import processes
 
-from tutti.comm import rendezvous
+import tutti
+from tutti.comm import rendezvous, stores
 from tutti.comm.base import PeerLost
 from tutti.comm.rendezvous import Place, WireOptions, connect, find_place, here
 from tutti.comm.shared import SharedComm
@@ -111,6 +115,16 @@ def test_unknown_wire() -> None:
         connect(WireOptions(wire="pigeon"))
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("timeout", ["60", 0, -1.0, math.nan, math.inf, True, None])
+def test_a_timeout_that_is_none(timeout: Any) -> None:
+    with pytest.raises(UserError, match="timeout must be a number of seconds above 0"):
+        connect(WireOptions(timeout=timeout))
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(UserError, match="timeout must be a number of seconds above 0"):
+        tutti.distribute(model, torch.optim.SGD(model.parameters()), timeout=timeout)
+
+
 def test_port_in_use(alone: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -173,11 +187,13 @@ def test_secret_of_the_launcher(alone: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_secret_of_worker_0() -> None:
+def test_secret_of_worker_0_lies_open_and_that_is_said_once() -> None:
+    stores.warn_of_open_secret.cache_clear()
     secrets = []
-    for _ in range(2):
+    for number in range(2):
         store = dist.HashStore()
-        ours, theirs = (rendezvous._secret(place, store, 1.0) for place in PLACES)
+        with pytest.warns(match="TUTTI_SECRET is not set") if number == 0 else nullcontext():
+            ours, theirs = (rendezvous._secret(place, store, 1.0) for place in PLACES)
         assert ours == theirs
         assert len(ours) >= 32
         secrets.append(ours)

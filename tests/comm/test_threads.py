@@ -84,3 +84,28 @@ def test_worlds_do_not_meet() -> None:
 
     worlds = [World(2), World(2)]
     assert side_by_side(4, work) == [[3.0], [3.0], [7.0], [7.0]]
+
+
+def test_a_worker_that_closes_its_fork_has_left_it() -> None:
+    """Who waits for it there hears it at once, after what it had sent; the wire itself goes on."""
+    world = World(2, timeout=600)
+    ours, theirs = world.comm(0), world.comm(1)
+    here, there = ours.fork("lane"), theirs.fork("lane")
+    there.send(0, torch.ones(1), "gradients/3")
+    there.close()
+    tensor = torch.zeros(1)
+    here.recv(1, tensor, "gradients/3").wait()
+    assert tensor.item() == 1
+    with pytest.raises(
+        PeerLost, match=r"^worker 1 has left the run while worker 0 waited for its gradients \(bucket 3\); "
+    ):
+        here.recv(1, tensor, "gradients/3").wait()
+    theirs.send(0, torch.ones(1), "control/x")
+    ours.recv(1, tensor, "control/x").wait()
+
+
+def test_a_worker_whose_function_has_ended_has_left() -> None:
+    world = World(2, timeout=600)
+    threading.Timer(0.05, world.leave, [1]).start()
+    with pytest.raises(PeerLost, match=r"worker 1 has left the run while worker 0 waited for its numbers"):
+        world.comm(0).recv(1, torch.zeros(1), "metrics/mean").wait()

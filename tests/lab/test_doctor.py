@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -45,7 +44,7 @@ def no_wires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_check_is_there_and_none_is_a_problem(checks: dict[str, Check]) -> None:
     assert set(checks) == {
         *("Python", "torch", "torch.distributed", "numpy", "rich", "matplotlib", "scikit-learn", "start method"),
-        *("openssl", "cores", "load", "memory", "free disk", "loopback", "hosts"),
+        *("launcher", "openssl", "cores", "load", "memory", "free disk", "loopback", "hosts"),
         *("interfaces", "wire listens on"),
         *("wire shared", "wire torch (gloo)"),
     }
@@ -170,8 +169,17 @@ def test_disk(free: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_wires")
 def test_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    assert (find("start method").status, find("start method").value) == ("warning", "spawn")
+    monkeypatch.delattr(os, "fork")
+    assert (find("start method").status, find("start method").value) == ("problem", "no fork")
+
+
+@pytest.mark.usefixtures("no_wires")
+def test_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find("launcher").status == "ok"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    check = find("launcher")
+    assert (check.status, check.value) == ("warning", "torchrun")
+    assert "can run code as you" in check.advice
 
 
 @pytest.mark.usefixtures("no_wires")

@@ -43,6 +43,10 @@ class Step(NamedTuple):
 class PeerLost(RunFailed):
     """Another worker is gone or silent: a consequence of what happened there, never the first cause."""
 
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer  # the worker that was lost; None where nobody in particular is known
+
 
 class Mismatch(RunFailed):
     """Two workers do not agree on the size of a message: they do not do the same thing."""

@@ -140,7 +140,7 @@ def _connect(
         store.wait([f"{mesh}/{peer}"], timedelta(seconds=access.timeout))
         host, port = store.get(f"{mesh}/{peer}").decode().split()
     except (RuntimeError, ValueError):
-        raise PeerLost(f"worker {peer} did not arrive within {access.timeout:g} s") from None
+        raise PeerLost(f"worker {peer} did not arrive within {access.timeout:g} s", peer) from None
     context = access.tls.context(server=False) if access.tls else None
     why = "it did not answer"
     while (left := deadline - clock.now()) > 0:
@@ -159,7 +159,8 @@ def _connect(
         if connection is not None:
             connection.close()
         clock.sleep(0.05)
-    raise PeerLost(f"worker {rank} could not reach worker {peer} at {host}:{port} within {access.timeout:g} s: {why}")
+    where = f"{host}:{port} within {access.timeout:g} s"
+    raise PeerLost(f"worker {rank} could not reach worker {peer} at {where}: {why}", peer)
 
 
 def _introduce(connection: socket.socket, rank: int, peer: int, proof: _Prover) -> bool:
@@ -229,7 +230,7 @@ class _Door:
         text = f"worker {missing} did not arrive within {self._timeout:g} s"
         if self._unproven:
             text += f": {self._unproven} who knocked had another secret or certificate than this run"
-        return PeerLost(text)
+        return PeerLost(text, missing)
 
     def _ready(self) -> list[int]:
         poller = select.poll()

@@ -2,7 +2,7 @@
 
 A thread of `launch` has its wire already (`here`). A process group of torch's that is given or initialised says rank
 and size, and its store is where the workers meet. Otherwise the launcher's environment does (place.py), and the workers
-meet at MASTER_ADDR. Without any of these the process is alone.
+meet in a store (stores.py). Without any of these the process is alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from tutti.clock import Clock
 from tutti.comm.base import SILENCE, Comm, PeerLost
-from tutti.comm.forked import outlive_forks
 from tutti.comm.handshake import Access, Members, Tls, find_address, new_secret
 from tutti.comm.place import Place as Place
 from tutti.comm.place import find_place as find_place
 from tutti.comm.shared import SharedComm
+from tutti.comm.stores import open_store, warn_of_open_secret
 from tutti.comm.tcp import TcpComm
 from tutti.comm.torch import TorchComm, default_backend, made_by_us
 from tutti.errors import UserError
@@ -74,7 +74,7 @@ def connect(
         meeting = meet_in_group(group, options.wire)
     else:
         place = find_place() or ALONE
-        meeting = Meeting(place, meet(place, options.timeout))
+        meeting = Meeting(place, meet(place, options.timeout, options.interface))
     return _build(meeting, options, clock)
 
 
@@ -102,31 +102,11 @@ def check_timeout(timeout: float) -> None:
 # --- workers that a launcher has started -----------------------------------------------------------------------------
 
 
-def meet(place: Place, timeout: float) -> dist.Store:
+def meet(place: Place, timeout: float, interface: str | None = None) -> dist.Store:
     """A store for this meeting of all workers alone; one that is alone has a store to itself."""
     if place.size == 1:
         return dist.HashStore()
-    return dist.PrefixStore(f"tutti/{_next_meeting('launcher')}", _open_store(place, timeout))
-
-
-def _open_store(place: Place, timeout: float) -> dist.Store:
-    hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        store = dist.TCPStore(
-            place.master,
-            place.port,
-            place.size,
-            is_master=place.rank == 0 and not hosted_by_agent,
-            timeout=timedelta(seconds=timeout),
-            multi_tenant=True,
-        )
-    except (RuntimeError, ValueError) as error:
-        where = f"{place.master}:{place.port}"
-        if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            raise UserError(f"port {place.port} is in use; choose another with --master or MASTER_PORT") from None
-        raise PeerLost(f"worker {place.rank} could not reach the master at {where} within {timeout:g} s") from None
-    outlive_forks(store)
-    return store
+    return dist.PrefixStore(f"tutti/{_next_meeting('launcher')}", open_store(place, timeout, interface))
 
 
 # --- workers of one of torch's process groups ------------------------------------------------------------------------
@@ -190,9 +170,11 @@ def _secret(place: Place, store: dist.Store, timeout: float) -> bytes:
     if given:
         return given.encode()
     if place.rank == 0:
+        if place.size > 1:
+            warn_of_open_secret()
         store.set("secret", new_secret().hex())
     try:
         store.wait(["secret"], timedelta(seconds=timeout))
     except RuntimeError:
-        raise PeerLost(f"worker 0 did not arrive within {timeout:g} s") from None
+        raise PeerLost(f"worker 0 did not arrive within {timeout:g} s", 0) from None
     return bytes(store.get("secret"))

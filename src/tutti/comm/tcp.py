@@ -55,7 +55,9 @@ class TcpComm(Comm):
         self._interruption: BaseException | None = None
         self._awaited: Send | Receive | Wait | None = None
         self._process = os.getpid()
-        self._forks: list[TcpComm] = []
+        self._forks: list[TcpComm] = []  # those that are open
+        self._forked = 0
+        self._parent: TcpComm | None = None
         self._poller = select.poll()
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, Link] = {}
@@ -207,9 +209,11 @@ class TcpComm(Comm):
             raise self._interruption.with_traceback(None)
 
     def fork(self, name: str) -> TcpComm:
-        mesh = f"{self._mesh}/{name}-{len(self._forks)}"  # a name may come again, and its first mesh is still published
+        mesh = f"{self._mesh}/{name}-{self._forked}"  # a name may come again, and its first mesh is still published
         fork = type(self)(self.rank, self.size, self._store, self._access, self.clock, mesh)
+        self._forked += 1
         self._forks.append(fork)
+        fork._parent = self
         return fork
 
     def fork_small(self, name: str) -> TcpComm:
@@ -238,8 +242,11 @@ class TcpComm(Comm):
         if self._process != os.getpid():
             return
         self._interruption = None  # an interrupted worker says goodbye, too
-        for fork in self._forks:
+        for fork in list(self._forks):
             fork.close()
+        if self._parent is not None:
+            self._parent._forks.remove(self)
+            self._parent = None
         if self._native is not None:
             self._native.close()
             self._native = None
@@ -437,7 +444,9 @@ class TcpComm(Comm):
             how = f": its connection to worker {self.rank} was cut{reason}"
             if link.error is not None and link.error.errno in _HOST_IS_OFF:
                 how = f": its host has not answered worker {self.rank} for about {HOST_SECONDS} s"
-            raise self._wait().died(link.peer, how) if self._awaited else PeerLost(f"worker {link.peer} died{how}")
+            if self._awaited:
+                raise self._wait().died(link.peer, how)
+            raise PeerLost(f"worker {link.peer} died{how}", link.peer)
 
     def _left(self, link: Link) -> PeerLost:
         return self._wait().left() if link.said_goodbye else self._wait().dead(link.peer)

@@ -47,7 +47,9 @@ class TorchComm(Comm):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.backend = backend
         self._store, self._members = store, members
-        self._forks: list[TorchComm] = []
+        self._forks: list[TorchComm] = []  # those that are open
+        self._forked = 0
+        self._parent: TorchComm | None = None
         self._interruption: BaseException | None = None
         self._closed = False
         self._process = os.getpid()
@@ -103,10 +105,12 @@ class TorchComm(Comm):
         return dist.get_group_rank(self._group, sender)
 
     def fork(self, name: str) -> TorchComm:
-        members = self._members and self._members.of(f"{name}-{len(self._forks)}")
+        members = self._members and self._members.of(f"{name}-{self._forked}")
         group = _new_group(self.backend, self.timeout, self._store, members)
         fork = TorchComm(group, self.backend, self.timeout, self.clock, self._store, members)
+        self._forked += 1
         self._forks.append(fork)
+        fork._parent = self
         return fork
 
     def interrupt(self, error: BaseException) -> None:
@@ -122,8 +126,11 @@ class TorchComm(Comm):
         if self._closed or self._process != os.getpid():
             return
         self._closed = True
-        for fork in self._forks:
+        for fork in list(self._forks):
             fork.close()
+        if self._parent is not None:
+            self._parent._forks.remove(self)
+            self._parent = None
         last = _users == {self}
         _users.discard(self)
         if last and dist.is_initialized():

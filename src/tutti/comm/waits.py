@@ -59,7 +59,7 @@ class Wait:
             names = ", ".join(map(str, self.peers))
             return PeerLost(f"workers {names} were silent for {seconds:g} s while {self}; {LONGER}")
         (peer,) = self.peers
-        return PeerLost(f"worker {peer} was silent for {seconds:g} s while {self._without(peer)}; {LONGER}")
+        return PeerLost(f"worker {peer} was silent for {seconds:g} s while {self._without(peer)}; {LONGER}", peer)
 
     def left(self) -> PeerLost:
         """Whoever is waited for has said goodbye."""
@@ -67,11 +67,11 @@ class Wait:
             names = ", ".join(map(str, self.peers))
             return PeerLost(f"workers {names} have all left the run while {self}; {_JOIN.replace('it', 'they')}")
         (peer,) = self.peers
-        return PeerLost(f"worker {peer} has left the run while {self._without(peer)}; {_JOIN}")
+        return PeerLost(f"worker {peer} has left the run while {self._without(peer)}; {_JOIN}", peer)
 
     def died(self, peer: int, how: str = "") -> PeerLost:
-        return PeerLost(f"worker {peer} died{how} while {self._without(peer)}")
+        return PeerLost(f"worker {peer} died{how} while {self._without(peer)}", peer)
 
     def dead(self, peer: int) -> PeerLost:
         """It had died before."""
-        return PeerLost(f"worker {peer} is dead: {self._without(peer)}")
+        return PeerLost(f"worker {peer} is dead: {self._without(peer)}", peer)

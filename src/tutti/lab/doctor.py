@@ -6,7 +6,6 @@ Nothing heavy is imported before it is asked about: a machine without torch gets
 from __future__ import annotations
 
 import importlib.metadata
-import multiprocessing
 import os
 import platform
 import shutil
@@ -52,7 +51,7 @@ class Check:
 
 def examine() -> list[Check]:
     """Every check, in the order of a report; what needs torch is left out where there is none."""
-    software = [*_python(), *_torch(), *_packages(), *_start_method(), *_openssl()]
+    software = [*_python(), *_torch(), *_packages(), *_start_method(), *_launcher(), *_openssl()]
     machine = [*_cores(), *_load(), *_memory(), *_disk(), *_loopback(), *_hosts()]
     if any(check.name.startswith("torch") and check.status == "problem" for check in software):
         return software + machine
@@ -125,10 +124,22 @@ def _package(name: str, use: str) -> Check:
 
 
 def _start_method() -> list[Check]:
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        return [Check("start method", "ok", "forkserver", "Workers are forked from a server that has imported torch.")]
-    advice = "Every worker imports torch by itself here, so that runs begin some seconds later."
-    return [Check("start method", "warning", "spawn", advice)]
+    if not hasattr(os, "fork"):
+        advice = "Workers are forked, which this system cannot do: use --engine threads."
+        return [Check("start method", "problem", "no fork", advice)]
+    return [Check("start method", "ok", "fork server", "Workers are forked from a server that has imported torch.")]
+
+
+def _launcher() -> list[Check]:
+    """Whose sockets there are before ours (docs/security.md)."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        advice = (
+            "torchrun's stores listen on all interfaces, and with its c10d rendezvous a stranger who reaches the port "
+            "can run code as you: keep strangers off that network, or let tutti start the workers (docs/security.md)."
+        )
+        return [Check("launcher", "warning", "torchrun", advice)]
+    advice = "On one machine nothing listens but the workers, on loopback, until they have met."
+    return [Check("launcher", "ok", "tutti's own", advice)]
 
 
 def _openssl() -> list[Check]:
@@ -181,7 +192,7 @@ def _disk() -> list[Check]:
     free = {name: shutil.disk_usage(path).free for name, path in places.items()}
     least = min(free.values())
     value = ", ".join(f"{format_bytes(size)} ({name})" for name, size in free.items())
-    advice = "A record takes up to some megabytes; workers report through temporary files."
+    advice = "A record takes up to some megabytes; a model and its checkpoints take more."
     return [Check("free disk", "ok" if least > 2**30 else "warning" if least > 2**26 else "problem", value, advice)]
 
 

@@ -107,7 +107,7 @@ class Hosts(Network):
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """Whoever is told to end takes the hosts down first, as at Ctrl-C; once torch's launcher runs, it sees to that."""
+    """Whoever is told to end takes the hosts down first, as at Ctrl-C."""
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt

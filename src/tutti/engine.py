@@ -434,8 +434,11 @@ class Run:
             return
         if self._consensus.held:  # its tensors are elsewhere for a while
             return
-        if not self.replica.in_backward and (change := self.replica.find_change()):
+        if self.replica.in_backward or self.replica.looked:
+            return
+        if change := self.replica.find_change():
             self._take_in(change)
+        self.replica.looked = True
         self.replica.keep_hooks_last()
 
     def _take_in(self, change: Change) -> None:

@@ -135,6 +135,7 @@ class Replica:
         self.in_backward = False  # one whose gradients are to be exchanged
         self._next = 0  # the bucket to be handed on next
         self._steps_with: dict[nn.Parameter, int] = {}  # with which buckets that are made anew begin
+        self.looked = False  # for a change, before the forward of this step
         self._change = Change()  # found when this backward began, to be taken in when it ends
         self.exchanged = False  # since the last step
 
@@ -212,7 +213,7 @@ class Replica:
         if self._paused:
             return
         if not self.in_backward:
-            self._change = self.find_change()
+            self._change = Change() if self.looked else self.find_change()
             if not self._change:
                 self._begin()
             self.in_backward = True
@@ -298,7 +299,7 @@ class Replica:
         for bucket in self.due():
             bucket.steps += 1
         self.steps += 1
-        self.exchanged = False
+        self.exchanged = self.looked = False
 
     def local_step(self, bucket: Bucket) -> None:
         """The optimizer's own step on one bucket's parameters."""

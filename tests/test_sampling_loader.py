@@ -152,6 +152,36 @@ def test_a_state_goes_on_where_the_loop_was(how: dict[str, Any], at: int) -> Non
     assert first + second == whole[: 3 * STEPS]
 
 
+@pytest.mark.parametrize("at", [1, 4, STEPS])
+@EVERY_LOADER
+def test_going_on_in_mid_epoch_leaves_the_random_state_as_it_was(how: dict[str, Any], at: int) -> None:
+    """torch's loader draws a seed when it is iterated over; with it, dropout after a resume would be another one."""
+    sampler = make()
+    torch.manual_seed(1)
+    for step, _ in enumerate(sampler.counted(loader_of(sampler, how)), start=1):
+        torch.rand(3)
+        if step == at:
+            state, random, expected_next = sampler.state_dict(), torch.get_rng_state(), torch.rand(3)
+            break
+    again = make()
+    again.load_state_dict(state)
+    torch.set_rng_state(random)
+    again.set_epoch(0)
+    for _ in again.counted(loader_of(again, how)):
+        break
+    assert torch.equal(torch.rand(3), expected_next)
+
+
+def test_a_new_epoch_draws_its_seed() -> None:
+    """An epoch after the first must not begin with the random state of before: the loader's seeds would repeat."""
+    sampler = make()
+    loader = sampler.counted(loader_of(sampler, {}))
+    state = torch.get_rng_state()
+    for _ in loader:
+        break
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("at", [1, STEPS - 1, STEPS])
 def test_in_one_process_nothing_has_to_be_counted(at: int) -> None:
     whole = [batch for number in range(3) for batch in expected(number)]

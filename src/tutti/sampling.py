@@ -170,11 +170,7 @@ class Counted(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         sampler, before = self._sampler, self._sampler._pass
-        sampler._counting = True
-        try:
-            batches = iter(self._loader)  # which begins a pass, or its first batch does
-        finally:
-            sampler._counting = False
+        batches = self._begin()
         this = sampler._pass
         for taken, batch in enumerate(batches, start=1):
             this = sampler._pass if this is before else this
@@ -185,6 +181,23 @@ class Counted(Generic[T]):
                 )
             this.used = this.start + taken
             yield batch
+
+    def _begin(self) -> Iterator[T]:
+        """An iterator of the loader, which begins a pass, or its first batch does.
+
+        torch's loader draws a seed from the random state when it is iterated over. The state of a checkpoint from
+        mid-epoch has that draw behind it, so going on there takes it back: with it every later number would be another.
+        """
+        sampler = self._sampler
+        goes_on = sampler._pass.follow(sampler.steps).start > 0
+        random = torch.get_rng_state()
+        sampler._counting = True
+        try:
+            return iter(self._loader)
+        finally:
+            sampler._counting = False
+            if goes_on:
+                torch.set_rng_state(random)
 
 
 class _Pass:

@@ -2,7 +2,7 @@
 
 A script may add a parameter group, swap a head, unfreeze layers, or give parameters other memory (`p.data = ...`,
 `model.to(dtype)`, `vector_to_parameters`) at any time. `Parameters.find_change` is asked at every forward, backward and
-step; it compares addresses and looks at no data.
+step; it compares addresses and shapes and looks at no data.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from tutti.optimizers import Optimizers
+
+
+Place = tuple[int, torch.Size, tuple[int, ...]]  # of a parameter's values: address, shape, strides
 
 
 class Change(NamedTuple):
@@ -31,7 +35,7 @@ class Parameters:
     def __init__(self, model: nn.Module, optimizers: Optimizers) -> None:
         self._model, self._optimizers = model, optimizers
         self._trained: dict[nn.Parameter, str] = {}  # all that ever were, in their order, with their names
-        self._addresses: list[int] = []  # of their memory
+        self._places: list[Place] = []
         self._groups: list[list[int]] = []
 
     def collect(self) -> dict[nn.Parameter, str]:
@@ -45,14 +49,14 @@ class Parameters:
 
     def settle(self) -> None:
         """The run is set up for what was collected, where it lies now, and for the groups as they are."""
-        self._addresses, self._groups = [p.data_ptr() for p in self._trained], self._list_groups()
+        self._places, self._groups = [_locate(p) for p in self._trained], self._list_groups()
 
     def trained(self) -> list[nn.Parameter]:
         return list(self._trained)
 
     def find_change(self) -> Change:
-        for parameter, address in zip(self._trained, self._addresses, strict=True):
-            if parameter.data_ptr() != address:
+        for parameter, place in zip(self._trained, self._places, strict=True):
+            if _locate(parameter) != place:
                 return Change(f"'{self._trained[parameter]}' has other memory", moved=True)
         if self._list_groups() != self._groups:
             return Change("the optimizer has other parameters")
@@ -68,6 +72,10 @@ class Parameters:
 
     def _name(self, parameter: nn.Parameter) -> str:
         return next((name for name, p in self._model.named_parameters() if p is parameter), "")
+
+
+def _locate(parameter: nn.Parameter) -> Place:
+    return parameter.data_ptr(), parameter.shape, parameter.stride()
 
 
 def _walk(module: nn.Module) -> Iterator[Any]:

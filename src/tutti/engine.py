@@ -186,6 +186,7 @@ class Run:
         self._consensus.refuse("a step")
         check_scaler(scaler)
         self._join.refuse_scaler(scaler)
+        self._join.refuse_one_of(optimizer)
         replica = self.replica
         with replica.optimizers.only(optimizer):
             self._complete_gradients()
@@ -225,6 +226,7 @@ class Run:
         were only accumulated when a loop ends are dropped. See join.py.
         """
         self._refuse_closed("run.join()")
+        self._notice_change()
         return self._join.hold()
 
     def mean(self, value: float | Tensor) -> float | Tensor:
@@ -438,6 +440,11 @@ class Run:
             self._take_in(change)
         self.replica.keep_hooks_last()
 
+    def _notice_change(self) -> None:
+        """Now, since what comes next is about the parameters as they are; collective."""
+        if change := self.replica.find_change():
+            self._take_in(change)
+
     def _take_in(self, change: Change) -> None:
         """What is trained has changed: the algorithm is set up again, on all workers, on what there is now."""
         self._consensus.refuse("a backward")
@@ -446,6 +453,7 @@ class Run:
                 f"{change.what}, which was made from weights whose last step may have been under way (wait=forward); "
                 "use wait=backward"
             )
+        self._join.before_change(change.what)
         replica, known = self.replica, set(self.replica.parameters.trained())
         self.algorithm.drain()
         tensors = collect(replica.model, replica.optimizers)
@@ -455,7 +463,7 @@ class Run:
             make_equal(self.comm, tensors)
             self.algorithm.close()
             replica.release()
-            self.algorithm.setup(replica, self.lane)
+            self.algorithm.set_up_again(replica, self.lane)
             claim(replica.optimizers)
 
 

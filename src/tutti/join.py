@@ -80,6 +80,26 @@ class Join:
             )
         self._vote(True)
 
+    def before_change(self, what: str) -> None:
+        """What this worker trains has changed, and is to be taken in: by all workers, or by none."""
+        if not self._open:
+            return
+        if not self._finished:
+            self._vote(True)
+        if self.partial:
+            raise UserError(
+                f"{what}, inside run.join(), where the loops of some workers have ended and cannot take it in; change "
+                "it before the block"
+            )
+
+    def refuse_one_of(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """A worker whose loop has ended does not know which optimizer the others step with."""
+        several = len(self._replica.optimizers.every) > 1
+        if self._open and optimizer is not None and several and not self._algorithm.same_steps:
+            raise UserError(
+                f"inside run.join() '{self._algorithm}' steps with all optimizers: call run.step(), or use ddp"
+            )
+
     def refuse(self, what: str) -> None:
         """What all workers have to call has no place inside, where some are not there to call it."""
         if self._open:

@@ -42,6 +42,10 @@ class Algorithm(Member):
     def setup(self, replica: Replica, lane: Lane) -> None:
         """Tie this algorithm to a replica and a lane (every worker together)."""
 
+    def set_up_again(self, replica: Replica, lane: Lane) -> None:
+        """The same in mid-run, since what is trained has changed: as from the start, where nothing else is said."""
+        self.setup(replica, lane)
+
     def counts_steps(self) -> bool:
         """Whether it has something to `expect` of a run's length."""
         return False

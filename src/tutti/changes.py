@@ -15,7 +15,6 @@ from torch import nn
 
 from tutti.optimizers import Optimizers
 
-
 Place = tuple[int, torch.Size, tuple[int, ...]]  # of a parameter's values: address, shape, strides
 
 
@@ -53,6 +52,10 @@ class Parameters:
 
     def trained(self) -> list[nn.Parameter]:
         return list(self._trained)
+
+    def names(self) -> list[str]:
+        """In their order; nothing for those that only an optimizer knows."""
+        return list(self._trained.values())
 
     def find_change(self) -> Change:
         for parameter, place in zip(self._trained, self._places, strict=True):

@@ -23,6 +23,7 @@ from tutti.algorithms.base import Algorithm
 from tutti.buffers import agree_on_buffers
 from tutti.changes import Change
 from tutti.checkpoint import load_run, save_run
+from tutti.checkpoint_state import check_trained
 from tutti.comm.base import SILENCE, Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, check_timeout, connect
@@ -300,11 +301,14 @@ class Run:
         """Everything needed to go on bit by bit: collective, and nothing is in flight afterwards."""
         self._refuse_closed("run.state_dict()")
         self._consensus.refuse("run.state_dict()")
+        self._join.refuse("run.state_dict()")
+        self._notice_change()
         self.algorithm.drain()
         return {
             "spec": str(self.algorithm),
             "workers": self.size,
             "steps": self.replica.steps,
+            "trained": self.replica.parameters.names(),
             "model": self.replica.model.state_dict(),
             "bucket_steps": [bucket.steps for bucket in self.replica.buckets],
             "optimizer": self.replica.optimizers.state_dict(),
@@ -321,6 +325,8 @@ class Run:
             raise UserError(f"this state is of '{state['spec']}' and cannot continue '{self.algorithm}'")
         if state["workers"] != self.size:
             raise UserError(f"this state is of {state['workers']} workers and cannot continue with {self.size}")
+        self._notice_change()
+        check_trained(state, self.replica.parameters.names())
         self.algorithm.drain()
         self.replica.model.load_state_dict(state["model"])
         self.replica.optimizers.load_state_dict(state["optimizer"])
@@ -334,6 +340,7 @@ class Run:
         load_state_dict (`scheduler=scheduler`), and plain values (`epoch=3`).
         """
         self._refuse_closed("run.save()")
+        self._join.refuse("run.save()")
         with self._operation("save"):
             return save_run(self, folder, keep, extras)
 
@@ -344,6 +351,7 @@ class Run:
         With another number of workers or another algorithm a warning says what was lost.
         """
         self._refuse_closed("run.load()")
+        self._join.refuse("run.load()")
         with self._operation("load"):
             return load_run(self, folder, extras)
 

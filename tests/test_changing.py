@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from changing import CHANGES, change_all, changed, changed_alone
 from launching import ignore, options
-from torch import nn
-from training import adam, batch_of, loss_of, seeded, set_up, small_model, train, weights
+from torch import Tensor, nn
+from training import adam, batch_of, joint_batch, loss_of, momentum, seeded, set_up, small_model, train, weights
 from workers import on_threads
 
 from tutti.changes import Change
@@ -115,6 +117,58 @@ def test_nothing_is_set_up_again_where_nothing_has_changed() -> None:
             return [id(bucket) == old for bucket, old in zip(run.replica.buckets, before, strict=True)]
 
     assert all(all(same) for same in on_threads(2, work))
+
+
+@pytest.mark.parametrize("spec", ["switch(lr-decay, d-psgd, ddp)", "switch(2, d-psgd, ddp)"])
+def test_what_has_switched_stays_switched(spec: str) -> None:
+    """Also behind its first step after the change, which would be the first one's."""
+
+    def work(comm: Comm) -> Tensor:
+        with set_up(comm, spec) as run:
+            train(run, range(2))
+            run.replica.optimizer.param_groups[0]["lr"] = 0.01
+            train(run, range(2, 4))
+            begin = weights(run.model)
+            head = run.model[2].weight
+            head.data = head.data.clone()
+            run.model.zero_grad()
+            loss_of(run.model, batch_of(comm.rank, 4)).backward()
+            assert str(run.algorithm.current) == "gradient-average(all-reduce(ring))"
+            run.step()
+            return weights(run.model) - begin
+
+    moves = on_threads(4, work)
+    assert all(torch.equal(move, moves[0]) for move in moves)
+
+
+@pytest.mark.parametrize("spec", ["allreduce-model", "gradient-average(update=bucket)", "ddp"])
+def test_cut_where_it_lies(spec: str) -> None:
+    """Fewer rows at the same address, as structured pruning leaves them."""
+
+    def cut(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+        for parameter in model[2].parameters():
+            parameter.data, parameter.grad = parameter.data[:1], None
+        optimizer.state.clear()
+
+    def learn(model: nn.Sequential, optimizer: torch.optim.Optimizer, batch: Any, step: Any) -> Tensor:
+        for number in range(4):
+            if number == 2:
+                cut(model, optimizer)
+            optimizer.zero_grad()
+            inputs, targets = batch(number)
+            loss_of(model, (inputs, targets[:, : len(model[2].bias)])).backward()
+            step()
+        return weights(model)
+
+    def work(comm: Comm) -> Tensor:
+        with set_up(comm, spec) as run:
+            return learn(run.replica.model, run.replica.optimizer, lambda n: batch_of(comm.rank, n), run.step)
+
+    model = small_model()
+    optimizer = momentum(model)
+    alone = learn(model, optimizer, lambda n: joint_batch(2, n), optimizer.step)
+    for each in on_threads(2, work):
+        assert torch.allclose(each, alone, rtol=0, atol=1e-14)
 
 
 def test_frozen_for_a_while_as_the_discriminator_of_a_gan() -> None:

@@ -338,6 +338,81 @@ def test_another_model_is_refused(model: Callable[[], nn.Module], sentence: str,
     assert set(said) == {f"{path} is of another model: {sentence}"}
 
 
+def grow(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    layer = nn.Linear(2, 2).double()
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    model.append(layer)
+    optimizer.add_param_group({"params": list(layer.parameters())})
+
+
+@pytest.mark.parametrize("spec", ["ddp(bucket=0)", "model-average(relay(chain))"])
+def test_what_has_just_changed_is_saved_as_it_is(spec: str, tmp_path: Path) -> None:
+    """No forward has seen it yet; here and where it is loaded the run goes on with the same bits."""
+
+    def work(comm: Comm, saves: bool) -> bytes:
+        model = small_model()
+        optimizer = momentum(model)
+        if not saves:
+            grow(model, optimizer)
+        with distribute(model, optimizer, spec, comm=comm) as run:
+            if saves:
+                train(run, range(3))
+                grow(model, optimizer)
+                run.save(tmp_path)
+            else:
+                run.load(tmp_path)
+            train(run, range(3, 6))
+            return weights(model).numpy().tobytes()
+
+    assert on_threads(3, lambda comm: work(comm, True)) == on_threads(3, lambda comm: work(comm, False))
+
+
+def freeze_and_save(comm: Comm, folder: Path, spec: str) -> None:
+    with set_up(comm, spec) as run:
+        train(run, range(2))
+        run.replica.model[0].requires_grad_(False)
+        run.replica.model.zero_grad()
+        train(run, range(2, 4))
+        run.save(folder)
+
+
+def load_frozen(comm: Comm, folder: Path, spec: str) -> Any:
+    model = small_model()
+    model[0].requires_grad_(False)
+    return load_into(comm, folder, spec, model)
+
+
+def load_into(comm: Comm, folder: Path, spec: str, model: nn.Module) -> Any:
+    with set_up(comm, spec, model) as run:
+        run.load(folder)
+        train(run, range(4, 6))
+        return weights(model)
+
+
+def test_layers_that_were_frozen_on_the_way_may_be_frozen_from_the_start(tmp_path: Path) -> None:
+    on_threads(2, lambda comm: freeze_and_save(comm, tmp_path, "ddp(bucket=0)"))
+    first, other = on_threads(2, lambda comm: load_frozen(comm, tmp_path, "ddp(bucket=0)"))
+    assert torch.equal(first, other)
+
+
+def test_but_not_where_the_algorithm_remembers_something_of_them(tmp_path: Path) -> None:
+    spec = "model-average(relay(chain), bucket=0)"
+    on_threads(2, lambda comm: freeze_and_save(comm, tmp_path, spec))
+    said = all_raise(2, lambda comm: load_frozen(comm, tmp_path, spec))
+    sentence = f"this state of '{spec}' does not fit: '0.weight' is trained there and not here; load first"
+    assert all(each.startswith(sentence) for each in said), said
+    assert len(on_threads(2, lambda comm: load_into(comm, tmp_path, spec, small_model()))) == 2
+
+
+def test_a_checkpoint_has_no_place_inside_join(tmp_path: Path) -> None:
+    def work(comm: Comm) -> None:
+        with set_up(comm) as run, run.join():
+            run.save(tmp_path)
+
+    assert all("run.save() inside run.join() would wait for workers" in each for each in all_raise(2, work))
+
+
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     save_at(tmp_path, 2)
     said = all_raise(2, lambda comm: _load(comm, tmp_path, optimizer=adam))

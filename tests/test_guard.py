@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from training import adam, batch_of, loss_of, momentum, normed_model, set_up, sm
 from workers import on_threads
 
 from tutti.comm.base import Comm
+from tutti.comm.threads import World
 from tutti.engine import Run, distribute
 from tutti.errors import Desynchronised, Diverged, RunFailed, UserError
 from tutti.guard import EVERY, read_interval
@@ -248,3 +250,35 @@ def test_workers_that_end_earlier_are_not_accused() -> None:
             train(run, range(6, 8))
 
     on_threads(3, work)
+
+
+def test_settings_that_differ_are_named_at_once() -> None:
+    def work(comm: Comm) -> None:
+        rate = 0.1 if comm.rank == 0 else 0.2
+        model = small_model()
+        distribute(model, torch.optim.SGD(model.parameters(), lr=rate), "ddp", comm=comm)
+
+    with pytest.raises(UserError, match=r"worker 1 has lr = 0\.2 and worker 0 has lr = 0\.1: all must do the same"):
+        on_threads(2, work)
+
+
+def test_a_checkpoint_of_workers_that_differ_is_not_written(tmp_path: Path) -> None:
+    def work(comm: Comm) -> None:
+        with set_up(comm, "ddp") as run:
+            train(run, range(2))
+            if comm.rank == 1:
+                with torch.no_grad():
+                    run.replica.model[0].bias += 1
+            run.save(tmp_path)
+
+    with pytest.raises(Diverged, match="weights differ between workers 0 and 1 since step"):
+        on_threads(2, work)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_loop_that_forgets_to_step_is_reminded() -> None:
+    with set_up(World(1).comm(0), "ddp") as run:
+        for step in range(19):
+            loss_of(run.model, batch_of(0, step)).backward()
+        with pytest.warns(match=r"20 backwards and no run.step\(\) yet"):
+            loss_of(run.model, batch_of(0, 19)).backward()

@@ -76,6 +76,7 @@ def closure() -> float:
 CALLS: dict[str, tuple[Callable[[Run], Any], str]] = {
     "samples": (lambda run: setattr(run, "samples", "8"), "run.samples must be a number, 0 or more, not '8'"),
     "mean": (lambda run: run.mean(None), r"run.mean\(\) takes a number or a tensor, not None"),
+    "any": (lambda run: run.any("no"), r"run.any\(\) takes True or False, not 'no'"),
     "closure": (lambda run: run.step(closure), r"run.step\(\) takes no closure: call backward\(\) first"),
     "optimizer": (lambda run: run.step(run.replica.optimizer), r"takes a GradScaler first; .* run.step\(optimizer="),
     "number": (lambda run: run.step(3), r"takes a torch.amp.GradScaler or nothing, not an? int"),

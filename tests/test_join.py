@@ -22,7 +22,7 @@ from training import adam, batch_of, loss_of, momentum, normed_model, set_up, sm
 from workers import on_threads
 
 from tutti.comm.base import Comm
-from tutti.engine import Run
+from tutti.engine import Run, distribute
 from tutti.errors import RunFailed, UserError
 from tutti.exchanges.base import Exchange
 from tutti.launch import launch
@@ -299,6 +299,56 @@ def test_what_cannot_work_gets_a_sentence(inside: Any, sentence: str) -> None:
 
     with pytest.raises(UserError, match=sentence):
         on_threads(2, work)
+
+
+@pytest.mark.parametrize("spec", ["ddp", "d-psgd"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_change_is_taken_in_while_all_are_there_and_else_refused(spec: str, early: bool) -> None:
+    def work(comm: Comm) -> Tensor:
+        with set_up(comm, spec, optimizer=sgd) as run:
+            with run.join():
+                for step in range(2 + comm.rank):
+                    if step == (1 if early else 2):
+                        run.model[0].weight.data = run.model[0].weight.data.clone()
+                    run.model.zero_grad()
+                    loss_of(run.model, batch_of(comm.rank, step)).backward()
+                    run.step()
+            return weights(run.model)
+
+    if early:
+        assert len(on_threads(3, work, timeout=5.0)) == 3
+        return
+    with pytest.raises(UserError, match=r"^'0.weight' has other memory, inside run.join\(\), where the loops"):
+        on_threads(3, work, timeout=5.0)
+
+
+def test_a_change_before_the_block_reaches_a_worker_without_a_batch() -> None:
+    def work(comm: Comm) -> Tensor:
+        with set_up(comm, "ddp", optimizer=sgd) as run:
+            run.model[0].weight.data = run.model[0].weight.data.clone()
+            with run.join():
+                for step in range(comm.rank):
+                    loss_of(run.model, batch_of(comm.rank, step)).backward()
+                    run.step()
+            return weights(run.model)
+
+    first, second = on_threads(2, work, timeout=5.0)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("spec", ["allreduce-model", "d-psgd-overlap"])
+def test_which_optimizer_steps_is_not_known_to_those_that_have_finished(spec: str) -> None:
+    def work(comm: Comm) -> None:
+        model = small_model()
+        both = [sgd(model[0]), sgd(model[2])]
+        with distribute(model, both, spec, comm=comm) as run, run.join():
+            for step in range(1 + comm.rank):
+                loss_of(model, batch_of(comm.rank, step)).backward()
+                for each in both:
+                    run.step(optimizer=each)
+
+    with pytest.raises(UserError, match=r"^inside run.join\(\) 'model-average.* steps with all optimizers"):
+        on_threads(2, work, timeout=5.0)
 
 
 def test_a_switch_is_joined_after_its_step_only() -> None:

@@ -2,7 +2,7 @@
 
 A script may add a parameter group, swap a head, unfreeze layers, or give parameters other memory (`p.data = ...`,
 `model.to(dtype)`, `vector_to_parameters`) at any time. `Parameters.find_change` is asked at every forward, backward and
-step; it compares addresses and looks at no data.
+step; it compares addresses and shapes and looks at no data.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from tutti.optimizers import Optimizers
+
+Place = tuple[int, torch.Size, tuple[int, ...]]  # of a parameter's values: address, shape, strides
 
 
 class Change(NamedTuple):
@@ -32,7 +35,7 @@ class Parameters:
         self._model, self._optimizers = model, optimizers
         self._trained: dict[nn.Parameter, str] = {}  # all that ever were, in their order, with their names
         self._numbers: set[int] = set()  # the same by `id`, which is faster to look up than a tensor
-        self._addresses: list[int] = []  # of their memory
+        self._places: list[Place] = []
         self._groups: list[list[int]] = []
 
     def collect(self) -> dict[nn.Parameter, str]:
@@ -47,13 +50,17 @@ class Parameters:
     def settle(self) -> None:
         """The run is set up for what was collected, where it lies now, and for the groups as they are."""
         self._numbers = set(map(id, self._trained))
-        self._addresses, self._groups = self._list_addresses(), self._list_groups()
+        self._places, self._groups = self._list_places(), self._list_groups()
 
     def trained(self) -> list[nn.Parameter]:
         return list(self._trained)
 
+    def names(self) -> list[str]:
+        """In their order; nothing for those that only an optimizer knows."""
+        return list(self._trained.values())
+
     def find_change(self) -> Change:
-        if self._list_addresses() != self._addresses:
+        if self._list_places() != self._places:
             return Change(f"'{self._find_moved()}' has other memory", moved=True)
         if self._list_groups() != self._groups:
             return Change("the optimizer has other parameters")
@@ -64,12 +71,12 @@ class Parameters:
                 return Change(f"'{self._name(parameter)}' is new, or was frozen")
         return Change()
 
-    def _list_addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._trained]
+    def _list_places(self) -> list[Place]:
+        return [(p.data_ptr(), p.shape, p.stride()) for p in self._trained]
 
     def _find_moved(self) -> str:
-        pairs = zip(self._trained.items(), self._addresses, strict=True)
-        return next(name for (parameter, name), address in pairs if parameter.data_ptr() != address)
+        names = zip(self._trained.values(), self._list_places(), self._places, strict=True)
+        return next(name for name, here, there in names if here != there)
 
     def _list_groups(self) -> list[list[int]]:
         return [[id(p) for p in group["params"]] for group in self._optimizers.groups]

@@ -43,6 +43,7 @@ from tutti.checkpoint_folder import (
 from tutti.checkpoint_state import (
     check_model,
     check_optimizers,
+    check_trained,
     make_plain,
     merge,
     set_random_states,
@@ -201,6 +202,8 @@ def _read(run: Resumable, path: Path, digest: str, extras: dict[str, Any]) -> _F
     saved = found.content["state"]
     check_model(path, saved["model"], current["model"])
     check_optimizers(path, _each(saved["optimizer"]), _each(current["optimizer"]))
+    if same:
+        check_trained(saved, current["trained"])
     _check_extras(path, found.content, extras)
     return found
 
@@ -349,7 +352,7 @@ def _together(comm: Comm, what: str, work: Callable[[], Any]) -> list[Any]:
                 raise own
             known = rank == 0 or f"worker {rank} " in sentence or all(each[0] == sentence for each in answers)
             said = sentence if known else f"worker {rank}: {sentence}"
-            raise (UserError if is_users else RunFailed)(said) from own
+            raise (UserError if is_users else RunFailed)(said) from None
     return [value for _, _, value in answers]
 
 

@@ -118,6 +118,29 @@ def check_optimizers(path: Path, saved: list[dict[str, Any]], current: list[dict
             raise UserError(f"{path} is of another kind of optimizer: only one of the two has the setting '{name}'")
 
 
+def check_trained(state: dict[str, Any], current: list[str]) -> None:
+    """What an algorithm remembers lies as the parameters do that it trained: with others it would be cut elsewhere."""
+    saved = state.get("trained", current)
+    if saved == current or not _has_tensor(state["algorithm"]):
+        return
+    for name in dict.fromkeys([*saved, *current]):
+        if (name in saved) != (name in current):
+            where = ("there", "not here") if name in saved else ("here", "not there")
+            what = f"'{name}' is trained {where[0]} and {where[1]}"
+            break
+    else:
+        what = "parameters are trained in another order here"
+    raise UserError(
+        f"this state of '{state['spec']}' does not fit: {what}; load first, and freeze, unfreeze or add layers then"
+    )
+
+
+def _has_tensor(state: Any) -> bool:
+    if isinstance(state, dict | list | tuple):
+        return any(map(_has_tensor, state.values() if isinstance(state, dict) else state))
+    return isinstance(state, Tensor)
+
+
 def _count(optimizers: list[list[int]]) -> str:
     return " and ".join(" + ".join(map(str, groups)) for groups in optimizers)
 

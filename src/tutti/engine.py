@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from tutti.algorithms.base import Algorithm
 from tutti.buffers import agree_on_buffers
 from tutti.changes import Change
 from tutti.checkpoint import load_run, save_run
+from tutti.checkpoint_state import check_trained
 from tutti.comm.base import SILENCE, Comm, Lane
 from tutti.comm.metered import Metered, metered
 from tutti.comm.rendezvous import WireOptions, check_timeout, connect
@@ -33,6 +35,7 @@ from tutti.foreign_steps import claim, let_go
 from tutti.guard import EVERY, Guard, read_interval
 from tutti.hooks import Hook
 from tutti.inputs import (
+    check_flag,
     check_model,
     check_number,
     check_samples,
@@ -95,6 +98,7 @@ def distribute(
         raise
 
 
+_UNUSED = 20  # backwards without any step after which worker 0 is reminded
 _GOODBYE = 60.0  # seconds for what is under way when a script ends without close(): the others may still need it
 
 
@@ -132,6 +136,7 @@ class Run:
         self.replica.before_exchange = self._before_exchange
         self.exposed = 0.0  # seconds the loop has waited for communication, since the last `take_times`
         self._waited = 0.0  # those of them that were for the lane
+        self._backwards = 0  # whose gradients were exchanged
         self._closed = False
         self.identity = ""  # of this run in its checkpoints, see checkpoint.py
         try:
@@ -186,6 +191,7 @@ class Run:
         self._consensus.refuse("a step")
         check_scaler(scaler)
         self._join.refuse_scaler(scaler)
+        self._join.refuse_one_of(optimizer)
         replica = self.replica
         with replica.optimizers.only(optimizer):
             self._complete_gradients()
@@ -225,6 +231,7 @@ class Run:
         were only accumulated when a loop ends are dropped. See join.py.
         """
         self._refuse_closed("run.join()")
+        self._notice_change()
         return self._join.hold()
 
     def mean(self, value: float | Tensor) -> float | Tensor:
@@ -252,6 +259,7 @@ class Run:
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so."""
+        flag = bool(check_flag(flag, "run.any()"))
         with self._operation("any"):
             return bool(self.sums([float(flag)])[0] > 0)
 
@@ -298,11 +306,14 @@ class Run:
         """Everything needed to go on bit by bit: collective, and nothing is in flight afterwards."""
         self._refuse_closed("run.state_dict()")
         self._consensus.refuse("run.state_dict()")
+        self._join.refuse("run.state_dict()")
+        self._notice_change()
         self.algorithm.drain()
         return {
             "spec": str(self.algorithm),
             "workers": self.size,
             "steps": self.replica.steps,
+            "trained": self.replica.parameters.names(),
             "model": self.replica.model.state_dict(),
             "bucket_steps": [bucket.steps for bucket in self.replica.buckets],
             "optimizer": self.replica.optimizers.state_dict(),
@@ -319,6 +330,8 @@ class Run:
             raise UserError(f"this state is of '{state['spec']}' and cannot continue '{self.algorithm}'")
         if state["workers"] != self.size:
             raise UserError(f"this state is of {state['workers']} workers and cannot continue with {self.size}")
+        self._notice_change()
+        check_trained(state, self.replica.parameters.names())
         self.algorithm.drain()
         self.replica.model.load_state_dict(state["model"])
         self.replica.optimizers.load_state_dict(state["optimizer"])
@@ -332,7 +345,9 @@ class Run:
         load_state_dict (`scheduler=scheduler`), and plain values (`epoch=3`).
         """
         self._refuse_closed("run.save()")
+        self._join.refuse("run.save()")
         with self._operation("save"):
+            self._guard.check_all()
             return save_run(self, folder, keep, extras)
 
     def load(self, folder: str | Path, **extras: Any) -> dict[str, Any]:
@@ -342,6 +357,7 @@ class Run:
         With another number of workers or another algorithm a warning says what was lost.
         """
         self._refuse_closed("run.load()")
+        self._join.refuse("run.load()")
         with self._operation("load"):
             return load_run(self, folder, extras)
 
@@ -392,6 +408,11 @@ class Run:
 
     def _end_of_backward(self) -> None:
         self._consensus.refuse("a backward")
+        self._backwards += 1
+        if self._backwards == _UNUSED and self.replica.steps == 0 and self.rank == 0:
+            warnings.warn(
+                f"{_UNUSED} backwards and no run.step() yet: without it nothing is trained", UserWarning, stacklevel=2
+            )
         agree = self.size > 1 and self.algorithm.buffers != "local" and any(True for _ in self.replica.model.buffers())
         sends = self.algorithm.exchanges_in_backward or self.algorithm.steps_in_backward or agree
         with self._operation("backward", sends):
@@ -441,6 +462,11 @@ class Run:
         self.replica.looked = True
         self.replica.keep_hooks_last()
 
+    def _notice_change(self) -> None:
+        """Now, since what comes next is about the parameters as they are; collective."""
+        if change := self.replica.find_change():
+            self._take_in(change)
+
     def _take_in(self, change: Change) -> None:
         """What is trained has changed: the algorithm is set up again, on all workers, on what there is now."""
         self._consensus.refuse("a backward")
@@ -449,6 +475,7 @@ class Run:
                 f"{change.what}, which was made from weights whose last step may have been under way (wait=forward); "
                 "use wait=backward"
             )
+        self._join.before_change(change.what)
         replica, known = self.replica, set(self.replica.parameters.trained())
         self.algorithm.drain()
         tensors = collect(replica.model, replica.optimizers)
@@ -458,7 +485,7 @@ class Run:
             make_equal(self.comm, tensors)
             self.algorithm.close()
             replica.release()
-            self.algorithm.setup(replica, self.lane)
+            self.algorithm.set_up_again(replica, self.lane)
             claim(replica.optimizers)
 
 

@@ -33,7 +33,7 @@ class FirstBatch:
             warnings.warn(
                 f"all {comm.size} workers saw the same first batch: give each its own share of the data "
                 "(a DistributedSampler, or tutti.EpochSampler)",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def forget(self) -> None:

@@ -64,6 +64,11 @@ class Guard:
         if self._every and complete and (self._taken == 1 or self._taken % self._every == 0):
             self.check()
 
+    def check_all(self) -> None:
+        """Compare before something is kept: a checkpoint of workers that differ is worse than none."""
+        if self._every:
+            self.check()
+
     @torch.no_grad()
     def check(self) -> None:
         """Compare now; collective."""

@@ -95,6 +95,12 @@ def check_number(value: Any, what: str) -> float | Tensor:
     raise UserError(f"{what} takes a number or a tensor, not {_describe(value)}")
 
 
+def check_flag(value: Any, what: str) -> float:
+    if isinstance(value, bool | int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(value)
+    raise UserError(f"{what} takes True or False, not {_describe(value)}")
+
+
 def check_scaler(scaler: Any) -> None:
     if scaler is None or isinstance(scaler, torch.amp.GradScaler):
         return

@@ -80,6 +80,26 @@ class Join:
             )
         self._vote(True)
 
+    def before_change(self, what: str) -> None:
+        """What this worker trains has changed, and is to be taken in: by all workers, or by none."""
+        if not self._open:
+            return
+        if not self._finished:
+            self._vote(True)
+        if self.partial:
+            raise UserError(
+                f"{what}, inside run.join(), where the loops of some workers have ended and cannot take it in; change "
+                "it before the block"
+            )
+
+    def refuse_one_of(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """A worker whose loop has ended does not know which optimizer the others step with."""
+        several = len(self._replica.optimizers.every) > 1
+        if self._open and optimizer is not None and several and not self._algorithm.same_steps:
+            raise UserError(
+                f"inside run.join() '{self._algorithm}' steps with all optimizers: call run.step(), or use ddp"
+            )
+
     def refuse(self, what: str) -> None:
         """What all workers have to call has no place inside, where some are not there to call it."""
         if self._open:
@@ -105,7 +125,7 @@ class Join:
     def _take_part_until_all_end(self) -> None:
         if self._replica.exchanged:
             raise UserError("the last backward inside run.join() has no run.step(); call it before the block ends")
-        replica, settings = self._replica, _read(self._replica.optimizers)
+        replica, settings = self._replica, self._replica.optimizers.plain_settings()
         samples, replica.samples, self._finished = replica.samples, 0.0, True
         try:
             last = self.training
@@ -142,7 +162,7 @@ class Join:
         return bool(self.training)
 
     def _share_settings(self, root: int) -> None:
-        mine = json.dumps(_read(self._replica.optimizers)).encode() if self._comm.rank == root else b""
+        mine = json.dumps(self._replica.optimizers.plain_settings()).encode() if self._comm.rank == root else b""
         settings = self._comm.gather_bytes(mine, _TAG)[root]
         if self._finished:
             _write(self._replica.optimizers, json.loads(settings))
@@ -151,7 +171,7 @@ class Join:
         """Workers that make the same step make it with the same settings; a scheduler stepped less often shows here."""
         if not self._algorithm.same_steps:
             return
-        rows = self._comm.gather_bytes(json.dumps(_read(self._replica.optimizers)).encode(), _TAG)
+        rows = self._comm.gather_bytes(json.dumps(self._replica.optimizers.plain_settings()).encode(), _TAG)
         first = json.loads(rows[0])
         for rank, row in enumerate(rows):
             for name, mine, theirs in _differences(json.loads(row), first):
@@ -166,26 +186,6 @@ class Join:
 
 
 # --- hyper-parameters ------------------------------------------------------------------------------------------------
-
-
-def _read(optimizers: Optimizers) -> Settings:
-    """What can be written as JSON: numbers, switches and tuples of them."""
-    groups = [{key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizers.groups]
-    return [{key: value for key, value in group.items() if _is_plain(value)} for group in groups]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        value is None
-        or isinstance(value, (bool, int, float, str))
-        or (isinstance(value, list) and all(map(_is_plain, value)))
-    )
 
 
 def _write(optimizers: Optimizers, settings: Settings) -> None:

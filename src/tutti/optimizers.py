@@ -130,6 +130,11 @@ class Optimizers:
         shadow.step()
         state.update({p: shadow.state[s] for p, s in pairs if s in shadow.state})
 
+    def plain_settings(self) -> list[Group]:
+        """The hyper-parameters of every group that can be written as JSON: numbers, switches and tuples of them."""
+        groups = [{key: _plain(value) for key, value in group.items() if key != "params"} for group in self.groups]
+        return [{key: value for key, value in group.items() if _is_plain(value)} for group in groups]
+
     def steps_alone(self) -> bool:
         """Whether a parameter's step needs that parameter only and is nobody else's business: torch's own optimizers
         (one from elsewhere may look at all parameters at once, or count its steps) without hooks of the user, which
@@ -158,6 +163,17 @@ class Optimizers:
                 return each, group
             group -= len(each.param_groups)
         raise IndexError("no optimizer has this group")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_plain(value: Any) -> bool:
+    atom = value is None or isinstance(value, bool | int | float | str)
+    return atom or (isinstance(value, list) and all(map(_is_plain, value)))
 
 
 def _require_gradient(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:

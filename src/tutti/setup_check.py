@@ -56,13 +56,19 @@ def make_equal(comm: Comm, tensors: Sequence[tuple[str, Tensor]], settings: dict
 
 
 def describe(algorithm: Algorithm, optimizers: Optimizers, guard: int) -> dict[str, str]:
-    """What a worker was given: verbs, and what they are about."""
-    return {
+    """What a worker was given: verbs, and what they are about. Settings of the optimizer have to be the same where all
+    workers make the same step."""
+    given = {
         "runs": str(algorithm),
         "steps with": " and ".join(type(each).__name__ for each in optimizers.every),
         "has": f"{len(optimizers.groups)} parameter groups",
         "compares": f"every {guard} steps" if guard else "nothing (guard=False)",
     }
+    settings = optimizers.plain_settings() if algorithm.same_steps else []
+    for index, group in enumerate(settings):
+        where = f" in parameter group {index}" if len(settings) > 1 else ""
+        given.update({f"has {name}{where} =": str(value) for name, value in group.items()})
+    return given
 
 
 def _preset(spec: str) -> str:

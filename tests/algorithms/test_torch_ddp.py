@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from beside_torch import STEPS, State, compare, convolutional, joint_images, state
 from torch import nn
-from training import momentum
+from training import batch_of, joint_batch, loss_of, momentum, small_model, train_alone, weights
 from workers import on_torch
 
 from tutti.algorithms.base import Algorithm
+from tutti.comm.base import Comm
 from tutti.comm.threads import World
 from tutti.engine import distribute
 from tutti.spec import SpecError, parse
@@ -80,6 +82,27 @@ def test_after_close_the_model_is_the_users_own(found: list[dict[str, Any]]) -> 
     assert one["own step after close"]
     assert other["own step after close"]
     assert_close(one["after a second run"], other["after a second run"])
+
+
+def one_by_one(comm: Comm) -> Any:
+    """Two optimizers, which step one after the other with the gradients of one backward."""
+    model = small_model()
+    both = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    with distribute(model, both, "torch-ddp", comm=comm) as run:
+        for step in range(3):
+            model.zero_grad()
+            loss_of(run.model, batch_of(comm.rank, step)).backward()
+            for each in both:
+                run.step(optimizer=each)
+        return weights(model).numpy()
+
+
+def test_optimizers_may_step_one_by_one() -> None:
+    model = small_model()
+    reference = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_alone(model, reference, [joint_batch(WORKERS, step) for step in range(3)])
+    for each in on_torch(WORKERS, one_by_one):
+        np.testing.assert_allclose(each, weights(model).numpy(), rtol=1e-12)
 
 
 def test_a_bucket_of_nothing_is_refused() -> None:

@@ -9,7 +9,7 @@ times that wait. Traits are class attributes and are checked when a run is set u
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,10 @@ class Algorithm(Member):
     @abstractmethod
     def setup(self, replica: Replica, lane: Lane) -> None:
         """Tie this algorithm to a replica and a lane (every worker together)."""
+
+    def set_up_again(self, replica: Replica, lane: Lane) -> None:
+        """The same in mid-run, since what is trained has changed: as from the start, where nothing else is said."""
+        self.setup(replica, lane)
 
     def counts_steps(self) -> bool:
         """Whether it has something to `expect` of a run's length."""
@@ -163,8 +167,14 @@ class OwnSteps(Algorithm):
         for memory, saved in zip(self._memory, state["memory"], strict=True):
             memory.copy_(saved)
         for kind, row in self._exchanges.items():
-            for exchange, saved in zip(row, state["exchanges"][kind], strict=True):
-                exchange.load_state_dict(saved)
+            load_exchanges(row, state["exchanges"][kind])
+
+
+def load_exchanges(exchanges: Sequence[Exchange], saved: Sequence[dict[str, Any]]) -> None:
+    """What they remember, bucket by bucket; where that is nothing, the buckets may have been others."""
+    if any(saved):
+        for exchange, state in zip(exchanges, saved, strict=True):
+            exchange.load_state_dict(state)
 
 
 def start_weighted(exchange: Exchange, buffer: Tensor, numel: int, step: int, samples: float) -> Callable[[], None]:

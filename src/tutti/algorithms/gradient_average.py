@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from tutti.algorithms.base import Algorithm
+from tutti.algorithms.base import Algorithm, load_exchanges
 from tutti.comm.base import Lane, Pending
 from tutti.errors import UserError
 from tutti.exchanges.base import Exchange
@@ -215,5 +215,4 @@ class GradientAverage(Algorithm):
         if self.bucket == "auto":
             self._tuner = None if state["tuned"] else self._make_tuner()
             self._cut(state["bucket"])
-        for exchange, saved in zip(self._exchanges, state["exchanges"], strict=True):
-            exchange.load_state_dict(saved)
+        load_exchanges(self._exchanges, state["exchanges"])

@@ -48,7 +48,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tutti.algorithms.base import Algorithm, start_weighted
+from tutti.algorithms.base import Algorithm, load_exchanges, start_weighted
 from tutti.comm.base import Lane, Pending
 from tutti.exchanges.base import Exchange
 from tutti.replica import Bucket, Replica
@@ -184,7 +184,6 @@ class ModelAverage(Algorithm):
         return {"exchanges": exchanges, "changes": [change.clone() for change in self._changes]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for exchange, saved in zip(self._exchanges, state["exchanges"], strict=True):
-            exchange.load_state_dict(saved)
+        load_exchanges(self._exchanges, state["exchanges"])
         for change, saved in zip(self._changes, state["changes"], strict=True):
             change.copy_(saved)

@@ -174,6 +174,10 @@ class Switch(Algorithm):
         self._leave()
         self._use(switched=False)
 
+    def set_up_again(self, replica: Replica, lane: Lane) -> None:
+        """The one that trains now begins anew; whether it has switched, and what it has seen so far, stay."""
+        self.current.set_up_again(replica, lane)
+
     def step(self, replica: Replica) -> None:
         if self.switched:
             self.current.step(replica)

@@ -49,7 +49,7 @@ class TorchDDP(Algorithm):
             find_unused_parameters=self.unused,
             gradient_as_bucket_view=True,
         )
-        self._forwarded = False  # since the last step
+        self._forwarded = False  # since the last step of all optimizers
         self._hooks = [
             self._wrapped.register_forward_pre_hook(Hook(self._note_forward)),
             replica.model.register_forward_pre_hook(Hook(self._refuse_plain_forward)),
@@ -77,7 +77,7 @@ class TorchDDP(Algorithm):
                 f"{change.what}, and 'torch-ddp' keeps to what it was set up with; close() the run and distribute "
                 "again, or use ddp"
             )
-        self._forwarded = False
+        self._forwarded = len(replica.optimizers.chosen) < len(replica.optimizers.every)  # others may follow
         self._comm.note("gradients/ddp", 2 * (self._comm.size - 1) / self._comm.size * self._nbytes)
         replica.step()
 

@@ -54,6 +54,8 @@ class Started:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                process.stdout.close()  # or a later test is told of a file that nobody has closed
 
 
 def start(script: str, folder: Path, *args: str, workers: int = 2) -> Started:
@@ -78,7 +80,13 @@ def losses(text: str) -> list[list[float]]:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return {**kept, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TUTTI_SECRET": "a test",
+    }
 
 
 def _find_port() -> int:

@@ -171,6 +171,56 @@ def test_cut_where_it_lies(spec: str) -> None:
         assert torch.allclose(each, alone, rtol=0, atol=1e-14)
 
 
+def test_a_model_whose_optimizer_knows_none_of_it_any_more_is_refused() -> None:
+    def work(comm: Comm) -> None:
+        with set_up(comm) as run:
+            train(run, range(2))
+            model = run.replica.model
+            model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+            train(run, range(2, 4))
+
+    with pytest.raises(UserError, match=r"^the optimizer has none of the model's parameters any more"):
+        on_threads(2, work)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_two_parameters_in_the_same_memory_are_refused(later: bool) -> None:
+    """They would come apart; one parameter in two places is trained as what it is."""
+
+    def work(comm: Comm) -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)).double()
+        if not later:
+            model[1].weight.data = model[0].weight.data
+        with set_up(comm, "ddp", model) as run:
+            train(run, range(1))
+            model[1].weight.data = model[0].weight.data
+            train(run, range(1, 2))
+
+    with pytest.raises(UserError, match=r"^'0.weight' and '1.weight' are two parameters in the same memory"):
+        on_threads(2, work)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, with create_graph
+@pytest.mark.parametrize("spec", ["allreduce-model", "gradient-average(all-reduce(all-gather))"])
+def test_gradients_with_a_graph_of_their_own(spec: str) -> None:
+    """`backward(create_graph=True)`: what is exchanged are the values."""
+
+    def work(comm: Comm) -> Tensor:
+        with set_up(comm, spec) as run:
+            for step in range(2):
+                run.model.zero_grad()
+                loss_of(run.model, batch_of(comm.rank, step)).backward(create_graph=True)
+                run.step()
+            return weights(run.model)
+
+    def plain(comm: Comm) -> Tensor:
+        with set_up(comm, spec) as run:
+            train(run, range(2))
+            return weights(run.model)
+
+    assert torch.equal(on_threads(2, work)[0], on_threads(2, plain)[0])
+
+
 def test_frozen_for_a_while_as_the_discriminator_of_a_gan() -> None:
     """Nothing is set up again, and a frozen layer stays where it is."""
 

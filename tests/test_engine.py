@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -90,7 +91,10 @@ def test_a_script_that_just_ends(workers: int, algorithm: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     started = [
-        subprocess.Popen([sys.executable, "-W", "error", str(program), str(rank), str(workers), port, algorithm])
+        subprocess.Popen(
+            [sys.executable, "-W", "error", str(program), str(rank), str(workers), port, algorithm],
+            env={**os.environ, "TUTTI_SECRET": "a test"},
+        )
         for rank in range(workers)
     ]
     try:

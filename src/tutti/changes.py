@@ -8,11 +8,13 @@ step; it compares addresses and shapes and looks at no data.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from tutti.errors import UserError
 from tutti.optimizers import Optimizers
 
 Place = tuple[int, torch.Size, tuple[int, ...]]  # of a parameter's values: address, shape, strides
@@ -44,8 +46,18 @@ class Parameters:
         named = {p: name for name, p in self._model.named_parameters()}
         every = {**named, **{p: named.get(p, "") for p in self._optimizers.parameters}}
         found = {p: name for p, name in every.items() if p.requires_grad or p in self._trained}
+        _refuse_overlap(found)
         self._trained = found
         return found
+
+    def check_optimizers(self) -> None:
+        """A model whose parameters were all replaced would not be trained any more."""
+        present = {id(p) for p in self._model.parameters()}
+        if not any(id(p) in present for p in self._optimizers.parameters):
+            raise UserError(
+                "the optimizer has none of the model's parameters any more (were they replaced, by load_state_dict("
+                "assign=True) for instance?); close() the run and distribute the model with an optimizer made from it"
+            )
 
     def settle(self) -> None:
         """The run is set up for what was collected, where it lies now, and for the groups as they are."""
@@ -83,6 +95,23 @@ class Parameters:
 
     def _name(self, parameter: nn.Parameter) -> str:
         return next((name for name, p in self._model.named_parameters() if p is parameter), "")
+
+
+def _refuse_overlap(named: dict[nn.Parameter, str]) -> None:
+    """In buckets every parameter has memory of its own."""
+    places = sorted((p.data_ptr(), p.data_ptr() + _span(p), name) for p, name in named.items() if p.numel())
+    for (_, end, one), (begin, _, other) in pairwise(places):
+        if begin < end:
+            raise UserError(
+                f"'{one}' and '{other}' are two parameters in the same memory, and would each get their own; tie them "
+                "by using one parameter in both places"
+            )
+
+
+def _span(parameter: nn.Parameter) -> int:
+    """Bytes from its first element to the end of its last."""
+    reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    return (reach + 1) * parameter.element_size()
 
 
 def _walk(module: nn.Module) -> Iterator[Any]:

@@ -476,6 +476,7 @@ class Run:
                 "use wait=backward"
             )
         self._join.before_change(change.what)
+        self.replica.parameters.check_optimizers()
         replica, known = self.replica, set(self.replica.parameters.trained())
         self.algorithm.drain()
         tensors = collect(replica.model, replica.optimizers)

@@ -56,7 +56,7 @@ class Bucket:
         if self.scale != 1:
             torch.mul(parameter.grad.detach(), self.scale, out=view)
         elif parameter.grad.data_ptr() != view.data_ptr():
-            view.copy_(parameter.grad)
+            view.copy_(parameter.grad.detach())  # with create_graph it has a graph of its own
         parameter.grad = view
         self.missing.remove(position)
 

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tutti.errors import RunFailed, UserError, suggest
+from tutti.errors import RunFailed, UserError, printable, suggest
+from tutti.files import name_problem
 
 if TYPE_CHECKING:
     from tutti.lab.experiment import Job
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_TRIAL = 1 << 16  # bytes that must fit where results go
+_LONGEST = 1000  # characters of what is said of a word that was typed
 PIPED_WIDTH = 110  # columns where nobody says how wide the place is
 
 
@@ -51,7 +54,8 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action if action.option_strings else None, f"there is no {what} '{value}'{advice}")
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tutti: {message}{' ' if message.endswith('?') else '; '}see {self.prog} --help\n")
+        said = printable(message, _LONGEST)
+        self.exit(2, f"tutti: {said}{' ' if said.endswith('?') else '; '}see {self.prog} --help\n")
 
 
 def add_command(
@@ -119,12 +123,15 @@ def _number(text: str, good: Callable[[float], bool], wanted: str) -> float:
 
 def check_folder(out: Path, option: str) -> None:
     """Where results will go must be there before an hour of work, not after."""
+    trial = out / ".tutti"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / ".tutti").touch()
-        (out / ".tutti").unlink()
+        try:
+            trial.write_bytes(bytes(_TRIAL))  # a full disk still takes the name of a file
+        finally:
+            trial.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}; choose another {option}") from None
+        raise UserError(f"cannot write to {out}: {name_problem(error)}; choose another {option}") from None
 
 
 def check_place(folder: Path, option: str) -> None:
@@ -150,7 +157,12 @@ def warn(network: dict[str, Any] | None) -> None:
     from tutti.lab.network import find_doubts
 
     for doubt in find_doubts(network):
-        print(f"tutti: {doubt}", file=sys.stderr)
+        complain(doubt)
+
+
+def complain(sentence: str) -> None:
+    """A line on standard error, as a terminal may show it."""
+    print(f"tutti: {printable(sentence)}", file=sys.stderr)
 
 
 def write_json(value: Any, to: str) -> None:
@@ -165,7 +177,7 @@ def write_text(text: str, to: str) -> None:
     try:
         Path(to).write_text(text)
     except OSError as error:
-        raise UserError(f"cannot write {to}: {error.strerror}") from None
+        raise UserError(f"cannot write {to}: {name_problem(error)}") from None
 
 
 # --- inquiries -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""Reading what somebody else has written, and reporting what cannot be written.
+
+A file that is read is a regular one of a bounded size: a device such as /dev/zero has no end, a pipe may never answer,
+and a file of gigabytes is none of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+TEXT_LIMIT = 1 << 20  # bytes of a file that a user writes by hand
+RECORD_LIMIT = 1 << 30  # bytes of a file that tutti writes
+
+
+def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
+    """The text of a regular file; an OSError or a UnicodeDecodeError where it is none, or is longer than the limit."""
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(None, "it is no regular file", str(path))
+        if found.st_size > limit:
+            raise OSError(None, f"it has {found.st_size:,} bytes, and at most {limit:,} are read", str(path))
+        content = file.read(limit + 1)  # a file of /proc says that it is empty
+    if len(content) > limit:
+        raise OSError(None, f"it has more than the {limit:,} bytes that are read", str(path))
+    return content.decode()
+
+
+def read_json(path: Path, limit: int = RECORD_LIMIT) -> Any:
+    """What a JSON file holds; an OSError where it cannot be read, a ValueError where it is damaged."""
+    try:
+        return json.loads(read_text(path, limit))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """A pipe is opened at once, although nobody may write to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def name_problem(error: OSError) -> str:
+    """The reason that the system gives, which not every error has."""
+    return error.strerror or str(error) or type(error).__name__

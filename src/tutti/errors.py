@@ -16,6 +16,10 @@ class UserError(ValueError):
         return printable(super().__str__())
 
 
+class NotWritten(UserError):
+    """A file cannot be written: the disk is full, or it is not the user's to write (exit code 1)."""
+
+
 class RunFailed(RuntimeError):
     """A run began and broke: the message names the worker and its own error."""
 

@@ -1,7 +1,7 @@
-"""Reading what somebody else has written, and reporting what cannot be written.
+"""Reading what somebody else has written, and writing what must not be lost.
 
 A file that is read is a regular one of a bounded size: a device such as /dev/zero has no end, a pipe may never answer,
-and a file of gigabytes is none of ours.
+and a file of gigabytes is none of ours. What cannot be written where it belongs is written elsewhere.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,41 @@ def _open_without_waiting(path: str, flags: int) -> int:
 def name_problem(error: OSError) -> str:
     """The reason that the system gives, which not every error has."""
     return error.strerror or str(error) or type(error).__name__
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class Refuge:
+    """Writes files that must not be lost, where they belong or else in one new folder on another disk."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def write(self, path: Path, write: Callable[[Path], None]) -> str:
+        """`write` makes the file whole or not at all, or raises an OSError; the problem in one sentence, if any."""
+        try:
+            write(path)
+            return ""
+        except OSError as error:
+            reason = name_problem(error)
+        for folder in self._find_folders():
+            try:
+                write(folder / path.name)
+            except OSError:
+                if folder != self._folder:
+                    folder.rmdir()
+                continue
+            self._folder = folder
+            return f"cannot write {path}: {reason}; it was written to {folder / path.name} instead"
+        return f"cannot write {path}: {reason}; and no other folder takes it"
+
+    def _find_folders(self) -> Iterator[Path]:
+        """New ones, each made when it is asked for; the one that took the last file first."""
+        if self._folder is not None:
+            yield self._folder
+        for find in (tempfile.gettempdir, Path.cwd, Path.home):
+            try:
+                yield Path(tempfile.mkdtemp(prefix="tutti-unsaved-", dir=find()))
+            except (OSError, RuntimeError):  # of Path.home, where there is none
+                continue

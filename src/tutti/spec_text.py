@@ -21,7 +21,8 @@ class SpecError(UserError):
     def __init__(self, message: str, text: str, start: int, end: int) -> None:
         self.message, self.text, self.start, self.end = message, text, start, end
         before, wrong, after = _cut(text, start, end)
-        super().__init__(f"{printable(message, 1000)}\n  {before}{wrong}{after}\n  {' ' * len(before)}{'^' * max(1, len(wrong))}")
+        marks = f"{' ' * len(before)}{'^' * max(1, len(wrong))}"
+        super().__init__(f"{printable(message, 1000)}\n  {before}{wrong}{after}\n  {marks}")
 
 
 def _cut(text: str, start: int, end: int) -> tuple[str, str, str]:

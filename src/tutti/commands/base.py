@@ -14,10 +14,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tutti.errors import RunFailed, UserError, printable, suggest
+from tutti.errors import NotWritten, RunFailed, UserError, printable, suggest
 from tutti.files import name_problem
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _TRIAL = 1 << 16  # bytes that must fit where results go
+_LONGEST_TRACE = 200_000  # characters
 _LONGEST = 1000  # characters of what is said of a word that was typed
 PIPED_WIDTH = 110  # columns where nobody says how wide the place is
 
@@ -161,8 +163,8 @@ def warn(network: dict[str, Any] | None) -> None:
 
 
 def complain(sentence: str) -> None:
-    """A line on standard error, as a terminal may show it."""
-    print(f"tutti: {printable(sentence)}", file=sys.stderr)
+    """A line on standard error, or more with the traces of workers, as a terminal may show it."""
+    print(f"tutti: {printable(sentence, _LONGEST_TRACE)}", file=sys.stderr)
 
 
 def write_json(value: Any, to: str) -> None:
@@ -177,7 +179,7 @@ def write_text(text: str, to: str) -> None:
     try:
         Path(to).write_text(text)
     except OSError as error:
-        raise UserError(f"cannot write {to}: {name_problem(error)}") from None
+        raise NotWritten(f"cannot write {to}: {name_problem(error)}") from None
 
 
 # --- inquiries -------------------------------------------------------------------------------------------------------
@@ -245,6 +247,7 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     """Run what is not there yet, and leave a report; `out` is where, unless --out says otherwise."""
     from tutti.lab.experiment import run_jobs
     from tutti.lab.record import describe_command
+    from tutti.lab.saving import Saving
     from tutti.lab.screen import Screen
     from tutti.lab.story import write_page
 
@@ -253,12 +256,15 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     check_folder(out, "--out")
     if args.page:
         check_folder(args.page, "--page")
-    with Screen(quiet=args.quiet) as screen:
-        results = run_jobs(jobs, repeats, out, screen, args.fresh, follows=inquiry)
-    story = inquiry.tell(results)
-    report = write_page(name, inquiry, story, results, out, args.page, describe_command())
-    _show(inquiry.title, story, [f"report: {report}", *inquiry.settle(results)], args.json)
-    return 0
+    with Saving(complain) as saving:
+        with Screen(quiet=args.quiet) as screen:
+            results = run_jobs(jobs, repeats, out, screen, args.fresh, follows=inquiry, saving=saving)
+        story, places = inquiry.tell(results), list[str]()
+        page = partial(write_page, name, inquiry, story, results, out, args.page, describe_command())
+        saving.attempt(lambda: places.append(f"report: {page()}"))
+        saving.attempt(lambda: places.extend(inquiry.settle(results)))
+        saving.attempt(lambda: _show(inquiry.title, story, places, args.json))
+    return 1 if saving.problems else 0
 
 
 def _show(title: str, story: Story, places: list[str], json_to: str | None) -> None:

@@ -11,6 +11,7 @@ import platform
 import shlex
 import statistics
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -225,8 +226,13 @@ class Record:
         """Written whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps({"format": FORMAT, **asdict(self)}))
-        draft.replace(path)
+        try:
+            draft.write_text(json.dumps({"format": FORMAT, **asdict(self)}))
+            draft.replace(path)
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: Path) -> Record:

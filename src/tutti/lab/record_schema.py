@@ -141,6 +141,23 @@ class _Record(TypedDict, total=False):
     spelled: str
 
 
+class _Started(TypedDict, total=False):
+    """As started.Started has it."""
+
+    name: Required[str]
+    spec: Required[str]
+    plan: Required[_Plan]
+    options: Required[dict[str, Any]]
+    finished: str
+    tutti: str
+    format: int
+
+
+def find_started_fault(data: Any) -> str:
+    """The same for the file of a run that goes on."""
+    return find_fault(data, _Started)
+
+
 def clean(data: Any) -> Any:
     """The same data with every text as a terminal may show it, and the network of older records, a text, in its place
     of today."""

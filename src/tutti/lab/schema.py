@@ -1,7 +1,7 @@
 """Whether data from a file is what a type says: numbers, texts, lists, dictionaries, unions and TypedDicts of them.
 
-A TypedDict says by `Required` which keys must be there. `find_fault` names the first wrong place, as in "measurements[2].seconds[7] is a text, not a number". Keys that a
-TypedDict does not have are passed over: a later version may have written more.
+A TypedDict says by `Required` which keys must be there. Keys that it does not have are passed over: a later version may
+have written more. `find_fault` names the first wrong place: "measurements[2].seconds[7] is a text, not a number".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _make(kind: Any) -> Checker:
     """The function that checks a kind, made once for many values."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return lambda value, where: ""
+        return lambda *_: ""
     if origin is Annotated:
         return _make_bounded(args[0], args[1])
     if origin in (Required, NotRequired):

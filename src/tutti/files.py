@@ -18,11 +18,12 @@ TEXT_LIMIT = 1 << 20  # bytes of a file that a user writes by hand
 RECORD_LIMIT = 1 << 30  # bytes of a file that tutti writes
 
 
-def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
-    """The text of a regular file; an OSError or a UnicodeDecodeError where it is none, or is longer than the limit."""
-    with open(path, "rb", opener=_open_without_waiting) as file:
+def read_text(path: Path, limit: int = TEXT_LIMIT, *, regular: bool = True) -> str:
+    """The text of a file; an OSError or a UnicodeDecodeError where it is none, or is longer than the limit. What a user
+    hands over on purpose may be a pipe instead of a regular file."""
+    with open(path, "rb", opener=_open_without_waiting if regular else None) as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        if regular and not stat.S_ISREG(found.st_mode):
             raise OSError(None, "it is no regular file", str(path))
         if found.st_size > limit:
             raise OSError(None, f"it has {found.st_size:,} bytes, and at most {limit:,} are read", str(path))

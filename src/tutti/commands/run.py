@@ -323,7 +323,7 @@ def _names(specs: list[str]) -> list[str]:
             names.append(spec)
             continue
         try:
-            lines = read_text(Path(spec[1:])).splitlines()
+            lines = read_text(Path(spec[1:]), regular=False).splitlines()
         except OSError as error:
             raise UserError(f"cannot read the specs in {spec[1:]}: {name_problem(error)}") from None
         except ValueError:

@@ -59,7 +59,9 @@ STYLE: dict[Any, Any] = {
 
 def draw(records: list[Record], path: Path) -> None:
     """Write the picture; the suffix of the path says the format (.png, .svg)."""
-    save(make_figure(records), path)
+    figure = make_figure(records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -67,7 +69,6 @@ def save(figure: Figure, path: Path) -> None:
     draft = path.with_name(f"{path.name}.draft")
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(STYLE):  # how text goes into an SVG is read only now
             figure.savefig(draft, format=path.suffix.removeprefix("."), dpi=_DPI, metadata=metadata)
         draft.replace(path)

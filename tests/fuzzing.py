@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
@@ -239,7 +240,10 @@ def _mutate_value(random: Random, value: Any, mild: bool, depth: int = 0) -> Any
     """One place of it is changed: removed, replaced, doubled, or deeply nested."""
     if depth > random.randint(0, 5) or not isinstance(value, dict | list) or not value:
         if mild and isinstance(value, float | int) and value is not True:
-            return random.choice((0, 1, value * 2, value / 3, 1e-9, 1e9, -value, float("nan")))
+            changed = random.choice((0, 1, value * 2, value / 3, 1e-9, 1e9, -value, float("nan")))
+            return int(changed) if isinstance(value, int) and math.isfinite(changed) else changed
+        if mild:
+            return "\x1b[31m<b>" * 9 if isinstance(value, str) else value
         return random.choice(_VALUES)
     key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
     if random.random() < 0.1 * (not mild):

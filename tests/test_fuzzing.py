@@ -12,7 +12,7 @@ COUNTS = {
     "specs": 400,
     "command lines": 60,
     "records": 200,
-    "reports": 6,
+    "reports": 10,
     "data files": 150,
     "files of runs": 200,
 }

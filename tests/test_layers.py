@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "aggregators": {"spec", "errors"},
     "topologies": {"spec", "errors", "files"},
     "graph": {"errors", "topologies"},
-    "collectives": {"spec", "errors", "machine", "comm", "topologies"},
+    "collectives": {"spec", "errors", "files", "machine", "comm", "topologies"},
     "exchanges": {"spec", "errors", "layout", "comm", "topologies", "graph", "collectives", "aggregators"},
     "hooks": set(),
     "optimizers": {"errors", "hooks"},

@@ -172,3 +172,9 @@ def test_a_header_that_declares_too_much_takes_no_memory(tmp_path: Path) -> None
 
 def sample_idx() -> bytes:
     return struct.pack(">4I", 0x0803, 3, 2, 2) + bytes(12)
+
+
+def test_a_packed_file_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "images.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(UserError, match="has 0 bytes, fewer than the 16 of an idx header"):
+        read_idx(tmp_path / "images.gz", 3, "tutti")

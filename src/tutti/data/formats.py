@@ -94,7 +94,7 @@ def _contents(path: Path, remedy: str, find_size: Callable[[bytes], int]) -> Ten
     and one byte further where there is more: a small file may unpack to more than there is memory."""
     try:
         if path.suffix == ".gz":
-            return torch.frombuffer(_unpack(path, find_size), dtype=torch.uint8)
+            return torch.from_numpy(np.frombuffer(_unpack(path, find_size), np.uint8))  # which may be empty
         if path.stat().st_size == 0:
             return torch.empty(0, dtype=torch.uint8)
         return torch.from_numpy(np.memmap(path, np.uint8, mode="c"))

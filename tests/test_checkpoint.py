@@ -655,3 +655,28 @@ def test_the_mean_of_states() -> None:
     assert merged["optimizer"][0][0]["momentum_buffer"].item() == 3, "what one has not made counts as zero"
     assert torch.equal(merged["same"], torch.tensor([0.1]))
     assert merge([state(1.0, 2.0, 3), state(1.0, 2.0, 3)])[1] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"later": [1, 2]}, ""),
+        ({"steps": "many"}, "is damaged"),
+        ({"files": [{"name": "../../etc/passwd", "bytes": 1, "sha256": "ab"}]}, "is damaged"),
+        ({"files": 3}, "is damaged"),
+        ({"number": -1}, "is damaged"),
+        ({"extras": {"a": 1}}, "is damaged"),
+        ({"format": 2}, "has checkpoint format 2"),
+    ],
+)
+def test_a_manifest_that_was_changed(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    """Fields of later versions are passed over."""
+    files = [{"name": "worker-0.pt", "bytes": 3, "sha256": "ab", "colour": "red"}]
+    data: dict[str, Any] = {"run": "a", "number": 1, "spec": "ddp", "workers": 1, "steps": 3, "files": files}
+    data |= {"tutti": "0", "torch": "2", "extras": {}, "format": 1}
+    (tmp_path / "manifest.json").write_text(json.dumps({**data, **change}))
+    if not sentence:
+        assert Manifest.read(tmp_path).steps == 3
+        return
+    with pytest.raises(UserError, match=sentence):
+        Manifest.read(tmp_path)

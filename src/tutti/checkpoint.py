@@ -50,7 +50,7 @@ from tutti.checkpoint_state import (
     take_random_states,
 )
 from tutti.comm.base import Comm, Lane, PeerLost
-from tutti.errors import RunFailed, UserError
+from tutti.errors import NotWritten, RunFailed, UserError
 from tutti.replica import Replica
 
 _TAG = "control/checkpoint"
@@ -344,19 +344,24 @@ def _together(comm: Comm, what: str, work: Callable[[], Any]) -> list[Any]:
         raise
     except Exception as error:
         own = error
-    rows = comm.gather_bytes(json.dumps([_say(own, what), isinstance(own, _MISTAKES), value]).encode(), _TAG)
+    rows = comm.gather_bytes(json.dumps([_say(own, what), _find_kind(own), value]).encode(), _TAG)
     answers = [json.loads(row) for row in rows]
-    for rank, (sentence, is_users, _) in enumerate(answers):
+    for rank, (sentence, kind, _) in enumerate(answers):
         if sentence:
             if own is not None and not isinstance(own, _MISTAKES):
                 raise own
             known = rank == 0 or f"worker {rank} " in sentence or all(each[0] == sentence for each in answers)
             said = sentence if known else f"worker {rank}: {sentence}"
-            raise (UserError if is_users else RunFailed)(said) from None
+            raise _KINDS[kind](said) from None
     return [value for _, _, value in answers]
 
 
 _MISTAKES = (UserError, OSError)
+_KINDS: dict[str, type[Exception]] = {"user": UserError, "disk": NotWritten, "program": RunFailed}
+
+
+def _find_kind(error: Exception | None) -> str:
+    return "disk" if isinstance(error, OSError) else "user" if isinstance(error, UserError) else "program"
 
 
 def _say(error: Exception | None, what: str) -> str:

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,12 +27,14 @@ import torch
 
 from tutti.clock import Clock
 from tutti.errors import UserError
+from tutti.files import TEXT_LIMIT, name_problem, read_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 TOKEN = "token"
 PATIENCE = 10.0  # seconds until a file that another machine has written must be visible in a shared folder
 _NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+_FILE = re.compile(r"worker-\d+\.pt")
 _LEFTOVER = re.compile(r"\.step-\d{8,}(?:-\d+)?\.(?:draft|old)")
 
 
@@ -64,23 +66,41 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
         try:
-            data = json.loads(path.read_bytes())
+            data = read_json(path, TEXT_LIMIT)
             if data.get("format") != FORMAT:
                 raise UserError(f"{folder} has checkpoint format {data.get('format')}; this tutti reads {FORMAT}")
-            return cls(**{**data, "files": [File(**each) for each in data["files"]]})
+            manifest = cls(**{**_known(cls, data), "files": [File(**_known(File, each)) for each in data["files"]]})
+            manifest.check()
+            return manifest
         except FileNotFoundError:
             raise UserError(f"{path} is missing: this checkpoint is not complete") from None
         except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from None
+            raise UserError(f"cannot read {path}: {name_problem(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is damaged") from None
 
+    def check(self) -> None:
+        """A TypeError or ValueError unless every field is what it says."""
+        texts = (self.run, self.spec, self.tutti, self.torch, *self.extras, *self.extras.values())
+        texts += tuple(text for file in self.files for text in (file.name, file.sha256))
+        numbers = (self.number, self.workers, self.steps, *(file.bytes for file in self.files))
+        if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+            raise TypeError
+        if not all(_FILE.fullmatch(file.name) for file in self.files) or min(numbers) < 0:
+            raise ValueError
+
     def write(self, folder: Path) -> None:
         with (folder / MANIFEST).open("w") as file:
             json.dump(asdict(self), file, indent=2)
             _flush(file)
+
+
+def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    """Without what a later version has added."""
+    names = {each.name for each in fields(cls)}
+    return {key: value for key, value in data.items() if key in names}
 
 
 def name_file(rank: int) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import pkgutil
 import sys
+from contextlib import suppress
 
 from tutti import __version__, commands
-from tutti.commands.base import Parser
-from tutti.errors import RunFailed, UserError
+from tutti.commands.base import Parser, complain
+from tutti.errors import NotWritten, RunFailed, UserError
+from tutti.files import name_problem
 
+_OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 _FIRST = ("run", "report", "runs")  # in the help, before the others
 
 _EXAMPLES = """examples:
@@ -28,20 +33,42 @@ def main(argv: list[str] | None = None) -> int:
     args = argparse.Namespace()
     try:
         args = make_parser().parse_args(argv)
-        return int(args.command(args))
+        code = int(args.command(args))
+        sys.stdout.flush()
+        return code
+    except NotWritten as error:
+        complain(str(error))
+        return 1
     except UserError as error:
-        print(f"tutti: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
-    except PermissionError as error:
-        if error.filename is None:
-            raise
-        print(f"tutti: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
-        return 2
+    except OSError as error:
+        return _report_file(error)
     except RunFailed as error:
-        print("\n".join([f"tutti: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        complain("\n".join([str(error), *getattr(error, "__notes__", [])]))
         return 1
     except KeyboardInterrupt:
         return _interrupted(args)
+
+
+def _report_file(error: OSError) -> int:
+    """A file or folder that nobody has looked after; what is not about one is a mistake of the program."""
+    if isinstance(error, BrokenPipeError) and error.filename is None:
+        _let_go_of_output()
+        return 1  # the reader of standard output wants no more
+    if error.filename is None and error.errno not in _OF_DISKS:
+        raise error
+    if error.filename is None:
+        _let_go_of_output()
+    where = error.filename or "a file or standard output"
+    complain(f"{where}: {name_problem(error)}; choose another place")
+    return 1 if error.errno in _OF_DISKS else 2
+
+
+def _let_go_of_output() -> None:
+    """What is still to be written to standard output is dropped, or Python would try again at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted(args: argparse.Namespace) -> int:

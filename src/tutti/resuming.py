@@ -16,6 +16,7 @@ from tutti.checkpoint_folder import has_checkpoint
 from tutti.comm.base import Comm
 from tutti.comm.lossy import Lossy
 from tutti.engine import Run
+from tutti.errors import NotWritten
 from tutti.stopwatch import Stopwatch
 
 
@@ -46,10 +47,17 @@ class Saver:
         return self._run.replica.steps
 
     def save_if_due(self) -> None:
-        """Behind a step; the last one is followed by the record."""
+        """Behind a step; the last one is followed by the record. Where the disk is full the run goes on without."""
         keeping, steps = self._keeping, self._run.replica.steps
         if keeping is not None and steps % keeping.every == 0 and steps < self._watch.total:
-            self._watch.pause(self._save)
+            self._watch.pause(self._try_to_save)
+
+    def _try_to_save(self) -> None:
+        """All workers hear of an error on one of them."""
+        try:
+            self._save()
+        except NotWritten as error:
+            self._watch.complain(f"{error}; the run went on without this checkpoint")
 
     def _is_there(self, folder: Path) -> bool:
         """What worker 0 sees, for all."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from tutti.errors import UserError
+from tutti.errors import UserError, printable
+
+_LONGEST = 1 << 18  # characters of a spec; `edge-list` writes out all of its links
+_SHOWN = 60  # characters before and after the place of a mistake
 
 
 class SpecError(UserError):
@@ -17,7 +20,24 @@ class SpecError(UserError):
 
     def __init__(self, message: str, text: str, start: int, end: int) -> None:
         self.message, self.text, self.start, self.end = message, text, start, end
-        super().__init__(f"{message}\n  {text}\n  {' ' * start}{'^' * max(1, end - start)}")
+        before, wrong, after = _cut(text, start, end)
+        marks = f"{' ' * len(before)}{'^' * max(1, len(wrong))}"
+        super().__init__(f"{printable(message, 1000)}\n  {before}{wrong}{after}\n  {marks}")
+
+
+def _cut(text: str, start: int, end: int) -> tuple[str, str, str]:
+    """The text before the mistake, the mistake and the text after it, on one line, each cut where it is long."""
+    before, wrong, after = (_on_one_line(part) for part in (text[:start][-4 * _SHOWN :], text[start:end], text[end:]))
+    if start + len(wrong) + len(after) <= 4 * _SHOWN:
+        return before, wrong, after
+    cut = "…"
+    before = before if len(before) <= _SHOWN else cut + before[-_SHOWN:]
+    wrong = wrong if len(wrong) <= 2 * _SHOWN else wrong[:_SHOWN] + cut + wrong[-_SHOWN:]
+    return before, wrong, after if len(after) <= _SHOWN else after[:_SHOWN] + cut
+
+
+def _on_one_line(text: str) -> str:
+    return printable(text, 4 * _LONGEST).translate({ord("\n"): " ", ord("\t"): " "})
 
 
 @dataclass(frozen=True)
@@ -35,6 +55,9 @@ _TOKEN = re.compile(r"\s*(?:([(),=:])|([^(),=:\s]+))")
 
 
 def parse_nodes(text: str) -> Node:
+    if len(text) > _LONGEST:
+        message = f"a spec has at most {_LONGEST:,} characters, and this one has {len(text):,}"
+        raise SpecError(message, text[:_SHOWN] + "…", 0, 0)
     tokens: list[tuple[str, int]] = []
     position = 0
     while match := _TOKEN.match(text, position):

@@ -89,6 +89,10 @@ class Stopwatch:
         self._log.evaluations.append({**entry, **found})
         self._say("evaluation")
 
+    def complain(self, problem: str) -> None:
+        """What could not be written; the run goes on."""
+        self._report({"event": "problem", "problem": problem})
+
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def pause(self, work: Callable[[], Any]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from tutti.comm.base import Comm
 from tutti.comm.lossy import Loss, Lossy
 from tutti.engine import Run, distribute
 from tutti.errors import UserError
+from tutti.files import Refuge
 from tutti.models.base import Model
 from tutti.partitions.base import Partition
 from tutti.resuming import Keeping, Saver
@@ -160,7 +163,7 @@ def train(
                 watch.evaluated(epochs, _evaluate(run, task, data.test, device))
             saver.save_if_due()
         if save:
-            _save(run, Path(save))
+            _save(run, Path(save), watch)
         return watch.collect(_find_own_accuracy(run, task, data.test, device))
 
 
@@ -224,19 +227,26 @@ def _score(model: nn.Module, task: Task, split: Split, share: Tensor, device: to
     return loss, correct
 
 
-def _save(run: Run, path: Path) -> None:
-    """Worker 0 writes the mean model's state_dict, whole or not at all."""
+def _save(run: Run, path: Path, watch: Stopwatch) -> None:
+    """Worker 0 writes the mean model's state_dict, whole or not at all; elsewhere where that disk is full."""
     state = run.consensus_state_dict()
     if run.rank > 0:
         return
-    draft = path.with_name(f"{path.name}.draft")
+    problem = Refuge().write(path, lambda place: _write_model(state, place))
+    if problem:
+        watch.complain(problem)
+
+
+def _write_model(state: dict[str, Any], path: Path) -> None:
+    content, draft = io.BytesIO(), path.with_name(f"{path.name}.draft")
+    torch.save(state, content)  # which reports a full disk as something else
     try:
-        with draft.open("wb") as file:
-            torch.save(state, file)
+        draft.write_bytes(content.getbuffer())
         draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UserError(f"cannot write the model to {path}: {error.strerror}") from None
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def find_device(name: str, rank: int) -> torch.device:

@@ -173,3 +173,14 @@ def test_time_goes_to_those_that_are_hard_to_tell_apart(monkeypatch: pytest.Monk
     assert seconds == {"ring": 1e-3, "star": 1.2e-3}
     assert asked == [(["ring", "star", "direct"], 2), (["ring", "star", "direct"], 5), (["ring", "star"], 10)]
     assert spent == pytest.approx((2 + 5) * 4e-3 + 10 * 2.2e-3)
+
+
+@pytest.mark.parametrize("table", [3, ["ring"], {"1024": ["ring"]}, {"many": "ring"}, {"-1": "ring", "1024": {}}])
+def test_a_damaged_table_is_measured_again(table: object, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "SIZES", (1024,))
+    on_tcp(2, prepare)
+    whole = json.loads(cache.read_text())
+    cache.write_text(json.dumps(dict.fromkeys(whole, table)))
+    on_tcp(2, prepare)
+    assert json.loads(cache.read_text()).keys() == whole.keys()
+    assert [list(each) for each in json.loads(cache.read_text()).values()] == [["1024"]]

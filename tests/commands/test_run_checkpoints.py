@@ -237,7 +237,7 @@ def test_what_a_run_was_started_with_can_be_damaged(stopped: Path, capsys: pytes
     path = find_folder(stopped) / "run.json"
     path.write_text(path.read_text()[:40])
     assert main(["run", "--continue", str(stopped)]) == 2
-    assert f"{path} is damaged, or of another version of tutti" in capsys.readouterr().err
+    assert f"{path} is damaged: it is not whole, or not JSON" in capsys.readouterr().err
 
 
 def test_reading_it_imports_no_torch() -> None:

@@ -117,3 +117,22 @@ def test_nothing_to_list_is_one_sentence(
     error = capsys.readouterr().err
     assert error.startswith(f"tutti: {sentence}")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["runs", "report"])
+def test_damaged_records_are_reported_in_a_line_each_and_left_out(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_record("ring").save(tmp_path / "good.json")
+    text = (tmp_path / "good.json").read_text()
+    (tmp_path / "cut.json").write_text(text[:5000])
+    data = json.loads(text)
+    (tmp_path / "wrong.json").write_text(json.dumps({**data, "measurements": [{**data["measurements"][0], "ends": 3}]}))
+    (tmp_path / "newer.json").write_text(json.dumps({**data, "name": "newer", "colour": "red"}))
+    assert main([command, str(tmp_path), *(["--csv", "-"])]) == 0
+    said = capsys.readouterr()
+    assert sorted(row["name"] for row in csv.DictReader(io.StringIO(said.out))) == ["newer", "ring"]
+    lines = [line for line in said.err.splitlines() if line.startswith("tutti: left out: ")]
+    assert len(lines) == 2
+    assert "cut.json is no record of a run: it is not whole, or not JSON" in lines[0]
+    assert "wrong.json is no whole record of a run: measurements[0].ends is a whole number, not a list" in lines[1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +132,49 @@ def test_a_gzipped_file_that_cannot_be_unpacked(tmp_path: Path, content: bytes) 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"cannot read {tmp_path}/nothing: No such file or directory"):
         read_idx(tmp_path / "nothing", 3, REMEDY)
+
+
+# --- files that unpack to more than they should -----------------------------------------------------------------------
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes that Python had at once while it worked."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["idx", "cifar"])
+def test_a_small_file_is_not_unpacked_to_what_it_does_not_declare(kind: str, tmp_path: Path) -> None:
+    """194 KB that are 200 MB: refused with the memory of what the file should hold."""
+    path = tmp_path / "bomb.gz"
+    start = sample_idx() if kind == "idx" else b""
+    path.write_bytes(gzip.compress(start + bytes(200_000_000), 9))
+    assert path.stat().st_size < 200_000
+
+    def read() -> None:
+        sentence = "has 29 bytes, where 3x2x2" if kind == "idx" else "more than the 10,000 records"
+        with pytest.raises(UserError, match=sentence):
+            read_idx(path, 3, "tutti") if kind == "idx" else read_cifar(path, 10, "tutti")
+
+    assert peak_of(read) < 100_000_000
+
+
+def test_a_header_that_declares_too_much_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(struct.pack(">4I", 0x0803, 2**32 - 1, 2**32 - 1, 2**32 - 1) + b"abc"))
+    with pytest.raises(UserError, match=r"has 19 bytes, where 4294967295x4294967295x4294967295 and its header take"):
+        read_idx(path, 3, "tutti")
+
+
+def sample_idx() -> bytes:
+    return struct.pack(">4I", 0x0803, 3, 2, 2) + bytes(12)
+
+
+def test_a_packed_file_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "images.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(UserError, match="has 0 bytes, fewer than the 16 of an idx header"):
+        read_idx(tmp_path / "images.gz", 3, "tutti")

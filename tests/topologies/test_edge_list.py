@@ -86,3 +86,13 @@ def test_nobody_may_be_left_apart() -> None:
     with pytest.raises(UserError, match="has no way from worker 0 to worker 2: add a link, such as 0-2"):
         EdgeList("0-1+2-3").check(4)
     EdgeList("0-1+2-3+0-2").check(4)
+
+
+def test_only_a_regular_file_of_a_bounded_size_is_read(tmp_path: Path) -> None:
+    (tmp_path / "long").write_text("0 1\n" * 300_000)
+    (tmp_path / "many").write_text("".join(f"{i} {i + 1}\n" for i in range(20_000)))
+    for path, reason in (("/dev/zero", "no regular file"), (tmp_path / "long", "at most 1,048,576 are read")):
+        with pytest.raises(SpecError, match=reason):
+            parse(f"edge-list({path})", Topology)
+    with pytest.raises(SpecError, match="holds 20,000 links, more than a spec can"):
+        parse(f"edge-list({tmp_path / 'many'})", Topology)

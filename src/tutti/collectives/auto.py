@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tutti.collectives.base import Collective, Combine, Cost, add_up
 from tutti.comm.base import Comm
+from tutti.files import TEXT_LIMIT, read_json
 from tutti.machine import count_cores, find_cache
 from tutti.spec import Bytes, format_value, parse
 
@@ -172,7 +173,10 @@ def _recall(comm: Comm, place: str) -> tuple[Table, bool]:
     if comm.rank == 0 and not comm.interface:
         text = json.dumps(_read().get(place, {})).encode()
     found = json.loads(comm.gather_bytes(text, tag="control/auto")[0] or b"{}")
-    table = {int(nbytes): name for nbytes, name in found.items() if name in CANDIDATES}
+    if not isinstance(found, dict):  # the cache is damaged
+        return {}, False
+    known = {key: name for key, name in found.items() if isinstance(name, str) and name in CANDIDATES}
+    table = {int(nbytes): name for nbytes, name in known.items() if nbytes in map(str, SIZES)}
     complete = set(SIZES) <= table.keys()
     return table if complete or _INCOMPLETE in found else {}, complete
 
@@ -188,13 +192,16 @@ def _remember(comm: Comm, place: str, table: Table) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({**_read(), place: marked}, indent=2))
-        draft.rename(path)
+        try:
+            draft.write_text(json.dumps({**_read(), place: marked}, indent=2))
+            draft.rename(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def _read() -> dict[str, dict[str, str]]:
     try:
-        found = json.loads(_file().read_text())
+        found = read_json(_file(), TEXT_LIMIT)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -14,10 +14,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tutti.errors import RunFailed, UserError, suggest
+from tutti.errors import NotWritten, RunFailed, UserError, printable, suggest
+from tutti.files import name_problem
 
 if TYPE_CHECKING:
     from tutti.lab.experiment import Job
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_TRIAL = 1 << 16  # bytes that must fit where results go
+_LONGEST_TRACE = 200_000  # characters
+_LONGEST = 1000  # characters of what is said of a word that was typed
 PIPED_WIDTH = 110  # columns where nobody says how wide the place is
 
 
@@ -51,7 +56,8 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action if action.option_strings else None, f"there is no {what} '{value}'{advice}")
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tutti: {message}{' ' if message.endswith('?') else '; '}see {self.prog} --help\n")
+        said = printable(message, _LONGEST)
+        self.exit(2, f"tutti: {said}{' ' if said.endswith('?') else '; '}see {self.prog} --help\n")
 
 
 def add_command(
@@ -119,12 +125,15 @@ def _number(text: str, good: Callable[[float], bool], wanted: str) -> float:
 
 def check_folder(out: Path, option: str) -> None:
     """Where results will go must be there before an hour of work, not after."""
+    trial = out / ".tutti"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / ".tutti").touch()
-        (out / ".tutti").unlink()
+        try:
+            trial.write_bytes(bytes(_TRIAL))  # a full disk still takes the name of a file
+        finally:
+            trial.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}; choose another {option}") from None
+        raise UserError(f"cannot write to {out}: {name_problem(error)}; choose another {option}") from None
 
 
 def check_place(folder: Path, option: str) -> None:
@@ -150,7 +159,12 @@ def warn(network: dict[str, Any] | None) -> None:
     from tutti.lab.network import find_doubts
 
     for doubt in find_doubts(network):
-        print(f"tutti: {doubt}", file=sys.stderr)
+        complain(doubt)
+
+
+def complain(sentence: str) -> None:
+    """A line on standard error, or more with the traces of workers, as a terminal may show it."""
+    print(f"tutti: {printable(sentence, _LONGEST_TRACE)}", file=sys.stderr)
 
 
 def write_json(value: Any, to: str) -> None:
@@ -165,7 +179,7 @@ def write_text(text: str, to: str) -> None:
     try:
         Path(to).write_text(text)
     except OSError as error:
-        raise UserError(f"cannot write {to}: {error.strerror}") from None
+        raise NotWritten(f"cannot write {to}: {name_problem(error)}") from None
 
 
 # --- inquiries -------------------------------------------------------------------------------------------------------
@@ -233,6 +247,7 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     """Run what is not there yet, and leave a report; `out` is where, unless --out says otherwise."""
     from tutti.lab.experiment import run_jobs
     from tutti.lab.record import describe_command
+    from tutti.lab.saving import Saving
     from tutti.lab.screen import Screen
     from tutti.lab.story import write_page
 
@@ -241,12 +256,15 @@ def conduct(name: str, inquiry: Inquiry, jobs: list[Job], repeats: int, out: Pat
     check_folder(out, "--out")
     if args.page:
         check_folder(args.page, "--page")
-    with Screen(quiet=args.quiet) as screen:
-        results = run_jobs(jobs, repeats, out, screen, args.fresh, follows=inquiry)
-    story = inquiry.tell(results)
-    report = write_page(name, inquiry, story, results, out, args.page, describe_command())
-    _show(inquiry.title, story, [f"report: {report}", *inquiry.settle(results)], args.json)
-    return 0
+    with Saving(complain) as saving:
+        with Screen(quiet=args.quiet) as screen:
+            results = run_jobs(jobs, repeats, out, screen, args.fresh, follows=inquiry, saving=saving)
+        story, places = inquiry.tell(results), list[str]()
+        page = partial(write_page, name, inquiry, story, results, out, args.page, describe_command())
+        saving.attempt(lambda: places.append(f"report: {page()}"))
+        saving.attempt(lambda: places.extend(inquiry.settle(results)))
+        saving.attempt(lambda: _show(inquiry.title, story, places, args.json))
+    return 1 if saving.problems else 0
 
 
 def _show(title: str, story: Story, places: list[str], json_to: str | None) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from tutti.commands.base import (
     add_command,
     check_file,
     check_folder,
+    complain,
     positive,
     positive_number,
     warn,
@@ -170,20 +172,22 @@ def _finish(args: argparse.Namespace, bench: Bench, network: Network, out: Path)
     from tutti.lab.bench.rows import make_json
     from tutti.lab.bench.table import find_wrong
     from tutti.lab.curves import save
+    from tutti.lab.saving import Saving
 
     rows = bench.rows
-    out.mkdir(parents=True, exist_ok=True)
-    bench.save(out / "bench.json")
-    picture = make_picture(rows, describe_conditions(rows, network))
-    for path in (out / "bench.png", *([args.plot] if args.plot is not None else [])):
-        save(picture, path)
-    if args.json is not None:
-        write_json(make_json(rows), args.json)
-    _show(rows, network, out, args)
+    with Saving(complain) as saving:
+        saving.attempt(lambda: out.mkdir(parents=True, exist_ok=True))
+        saving.attempt(lambda: bench.save(out / "bench.json"))
+        picture = make_picture(rows, describe_conditions(rows, network))
+        for path in (out / "bench.png", *([args.plot] if args.plot is not None else [])):
+            saving.attempt(partial(save, picture, path))
+        if args.json is not None:
+            saving.attempt(lambda: write_json(make_json(rows), args.json))
+        saving.attempt(lambda: _show(rows, network, out, args))
     wrong = find_wrong(rows)
     for sentence in wrong:
-        print(f"tutti: {sentence}", file=sys.stderr)
-    return 1 if wrong else 0
+        complain(sentence)
+    return 1 if wrong or saving.problems else 0
 
 
 def _show(rows: list[Row], network: Network, out: Path, args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tutti.commands.base import add_command, check_file
+from tutti.commands.base import add_command, check_file, complain
 
 if TYPE_CHECKING:
     from tutti.commands.base import Commands
@@ -37,10 +37,12 @@ def _report(args: argparse.Namespace) -> int:
     from tutti.lab.export import write_csv, write_tensorboard
     from tutti.lab.report.find import load_records, passed_over
 
-    records = load_records(args.records)
+    records, problems = load_records(args.records)
+    for problem in problems:
+        complain(f"left out: {problem}")
     left_out = [str(path) for path in passed_over(args.records)]
     if left_out:
-        print(f"tutti: left out, as they are no records of runs: {', '.join(left_out)}", file=sys.stderr)
+        complain(f"left out, as they are no records of runs: {', '.join(left_out)}")
     first: Path = args.records[0]
     told = any(record.command.startswith(("tutti study ", "tutti reproduce ")) for record in records)
     name = "runs.html" if told else "report.html"  # a study has told its story there

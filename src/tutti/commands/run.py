@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tutti.commands.base import (
     check_file,
     check_folder,
     check_place,
+    complain,
     find_typed,
     fraction,
     natural,
@@ -29,12 +31,14 @@ from tutti.commands.base import (
     write_json,
 )
 from tutti.errors import UserError
+from tutti.files import name_problem, read_text
 
 if TYPE_CHECKING:
     from tutti.comm.rendezvous import WireOptions
     from tutti.commands.base import Commands
     from tutti.lab.record import Record
     from tutti.lab.run import Entry
+    from tutti.lab.saving import Saving
     from tutti.lab.started import Started
     from tutti.launch import LaunchOptions
     from tutti.networks.base import Network
@@ -176,6 +180,7 @@ def _run(args: argparse.Namespace) -> int:
     network = enter_network(args.network)
     from tutti.comm.rendezvous import find_place
     from tutti.lab.run import Entry, check_all, find_record, run_entries
+    from tutti.lab.saving import Saving
     from tutti.lab.screen import Screen
 
     if args.resume and args.out is None:
@@ -186,7 +191,7 @@ def _run(args: argparse.Namespace) -> int:
         entries, plan = [Entry.read(started.spec, started.name)], type(plan)(**started.plan)
     place = find_place()
     speaks = (place is None or place.rank == 0) and args.node_rank == 0
-    with _launch_options(args, network) as options:
+    with Saving(complain) as saving, _launch_options(args, network) as options:
         if args.tuned and started is None:
             entries = [_tune(entry, plan, options, speaks) for entry in entries]
         check_all(entries, plan, options, network)
@@ -215,12 +220,13 @@ def _run(args: argparse.Namespace) -> int:
         ):
             warn(fabric.description)
             here = replace(options, fabric=fabric)
-            records = run_entries(entries, plan, here, out, screen, args.resume, args.save, _keeping(args, out))
-    if records and speaks and started is not None:
-        started.finish(out, find_record(out, entries[0]))
-    if records and speaks:
-        _show(records, out, args)
-    return 0
+            keeping = _keeping(args, out)
+            records = run_entries(entries, plan, here, out, screen, args.resume, args.save, keeping, saving)
+        if records and speaks:
+            _show(records, out, args, saving)
+        if records and speaks and started is not None and saving.all_written:
+            saving.attempt(partial(started.finish, out, find_record(out, entries[0])))
+    return 1 if saving.problems else 0
 
 
 def _specs(args: argparse.Namespace) -> list[str]:
@@ -273,7 +279,7 @@ def _tell_of_records(out: Path) -> None:
     count = len(find_records(out))
     if count:
         records = "a record" if count == 1 else f"{count} records"
-        print(f"tutti: {out} holds {records} of earlier runs; those of the same names are replaced", file=sys.stderr)
+        complain(f"{out} holds {records} of earlier runs; those of the same names are replaced")
 
 
 def _check_save(args: argparse.Namespace, entries: list[Entry]) -> None:
@@ -295,7 +301,7 @@ def _tune(entry: Entry, plan: Plan, options: LaunchOptions, speaks: bool) -> Ent
     workers = entry.launch_options(options).workers
     found = find_tuned(entry.name, str(entry.algorithm), plan, workers)
     if speaks:
-        print(f"tutti: {entry.name} is tuned to {found.say()}", file=sys.stderr)
+        complain(f"{entry.name} is tuned to {found.say()}")
     return replace(entry, changes=found.plan)
 
 
@@ -317,9 +323,11 @@ def _names(specs: list[str]) -> list[str]:
             names.append(spec)
             continue
         try:
-            lines = Path(spec[1:]).read_text().splitlines()
+            lines = read_text(Path(spec[1:]), regular=False).splitlines()
         except OSError as error:
-            raise UserError(f"cannot read the specs in {spec[1:]}: {error.strerror}") from None
+            raise UserError(f"cannot read the specs in {spec[1:]}: {name_problem(error)}") from None
+        except ValueError:
+            raise UserError(f"cannot read the specs in {spec[1:]}: it is no text; it takes one per line") from None
         found = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
         if not found:
             raise UserError(f"there are no specs in {spec[1:]}; it takes one per line")
@@ -413,8 +421,9 @@ def _new_folder() -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
-    """The table, the files and the finding; on standard error where standard output is JSON."""
+def _show(records: list[Record], out: Path, args: argparse.Namespace, saving: Saving) -> None:
+    """The table, the files and the finding; on standard error where standard output is JSON. What cannot be written
+    keeps nothing else from being so."""
     from rich.console import Console
 
     from tutti.lab.export import write_csv, write_tensorboard
@@ -426,18 +435,25 @@ def _show(records: list[Record], out: Path, args: argparse.Namespace) -> None:
 
     stream = sys.stderr if "-" in (args.json, args.csv) else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH)
-    console.print(make_table(records))
-    draw(records, out / "compare.png")
-    write_report(records, out / "report.html")
-    files = {"picture": out / "compare.png", "report": out / "report.html", "records": out}
-    files |= {"model": args.save} if args.save else {}
-    console.print("\n".join(f"{what}: {path}" for what, path in files.items()), highlight=False, soft_wrap=True)
-    for said in [*describe_own_models(records), *describe_limits(records, make_labels(records, 60))]:
-        console.print(said, highlight=False, markup=False, soft_wrap=not stream.isatty())
-    console.print(finding(records))
+    picture, report = out / "compare.png", out / "report.html"
+
+    def show_files_and_finding() -> None:
+        files = {"picture": picture} if drawn else {}
+        files |= {"report": report} if reported else {}
+        files |= {"records": out} if saving.all_written else {}
+        files |= {"model": args.save} if args.save and args.save.exists() else {}
+        console.print("\n".join(f"{what}: {path}" for what, path in files.items()), highlight=False, soft_wrap=True)
+        for said in [*describe_own_models(records), *describe_limits(records, make_labels(records, 60))]:
+            console.print(said, highlight=False, markup=False, soft_wrap=not stream.isatty())
+        console.print(finding(records))
+
+    saving.attempt(lambda: console.print(make_table(records)))
+    drawn = saving.attempt(lambda: draw(records, picture))
+    reported = saving.attempt(lambda: write_report(records, report))
+    saving.attempt(show_files_and_finding)
     if args.json is not None:
-        write_json([record.row() for record in records], args.json)
+        saving.attempt(lambda: write_json([record.row() for record in records], args.json))
     if args.csv is not None:
-        write_csv(records, args.csv)
+        saving.attempt(lambda: write_csv(records, args.csv))
     if args.tensorboard is not None:
-        write_tensorboard(records, args.tensorboard)
+        saving.attempt(lambda: write_tensorboard(records, args.tensorboard))

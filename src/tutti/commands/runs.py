@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tutti.commands.base import add_command, check_file, write_json, write_text
+from tutti.commands.base import add_command, check_file, complain, write_json, write_text
 from tutti.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,12 +58,16 @@ def _runs(args: argparse.Namespace) -> int:
 
 
 def _find(folder: Path) -> list[Found]:
-    """The newest first; those that cannot be read behind them."""
+    """The newest first, and after them those of other versions; damaged ones are reported and left out."""
     from tutti.lab.report.find import find_records
 
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `tutti run` and `tutti compare` leave their records in runs")
     found = find_records(folder, "**/*.json")
+    for each in found:
+        if each.damaged:
+            complain(f"left out: {each.problem}")
+    found = [each for each in found if not each.damaged]
     if not found:
         raise UserError(f"there is no record of a run in {folder} or below; `tutti compare --out {folder}` leaves some")
     return sorted(found, key=lambda each: each.record.begun if each.record else "", reverse=True)

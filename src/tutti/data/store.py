@@ -82,7 +82,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 def is_good(path: Path, file: File) -> bool:
     """Whether this is the file, by its checksum."""
-    return _measure(path) == (file.size, file.sha256)
+    return _measure(path, file.size) == (file.size, file.sha256)
 
 
 def command(dataset: DataSet, folder: Path | None) -> str:
@@ -97,19 +97,21 @@ def _impostor(dataset: DataSet, found: dict[str, Path]) -> Path | None:
     """
     for file in dataset.files:
         if file.size <= _SMALL:
-            size, sha256 = _measure(found[file.name])
+            size, sha256 = _measure(found[file.name], file.size)
             if size == file.size and sha256 != file.sha256:
                 return found[file.name]
     return None
 
 
-def _measure(path: Path) -> tuple[int, str]:
-    """(size, sha256) of the contents; (-1, "") where they cannot be unpacked or read."""
+def _measure(path: Path, most: int) -> tuple[int, str]:
+    """(size, sha256) of the contents; (-1, "") where they cannot be unpacked or read, or are longer than `most`."""
     digest, size = hashlib.sha256(), 0
     try:
         with open_plain(path) as stream:
             while chunk := stream.read(CHUNK):
                 size += len(chunk)
+                if size > most:
+                    return -1, ""
                 digest.update(chunk)
     except (*GZIP_ERRORS, OSError):
         return -1, ""

@@ -22,6 +22,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from tutti.errors import UserError
 from tutti.lab.bars import Bar, draw_bars, height_of_bars
 from tutti.lab.picture import EDGE, GREY, STYLE, WHITE
+from tutti.lab.picture import save as save
 from tutti.lab.units import format_bytes, format_seconds, trim
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -67,19 +68,6 @@ def plain_curve(label: str, points: Sequence[tuple[float, float]], dash: str) ->
 def check_format(path: Path, option: str) -> None:
     if path.suffix not in FORMATS:
         raise UserError(f"{option} takes a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {path}")
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Whole or not at all; the suffix of the path says the format."""
-    draft = path.with_name(f"{path.name}.draft")
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
-    try:
-        with matplotlib.rc_context(STYLE):  # how text goes into an SVG is read only now
-            figure.savefig(draft, format=path.suffix.removeprefix("."), dpi=_DPI, metadata=metadata)
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def make_figure(panels: Sequence[Panel], title: str, note: str) -> Figure:

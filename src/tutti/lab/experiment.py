@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tutti.clock import Clock
+from tutti.errors import UserError
 from tutti.lab.record import Record
-from tutti.lab.run import Audience, Entry, check_all, find_difference, finished, run_once
+from tutti.lab.run import Audience, Entry, check_all, find_difference, finished, run_once, save_record
+from tutti.lab.saving import Saving
 from tutti.lab.units import format_seconds
 from tutti.launch import LaunchOptions, WorkerFunction
 from tutti.networks.base import Fabric, Network
@@ -107,6 +109,7 @@ def run_jobs(
     audience: Audience,
     fresh: bool = False,
     follows: Follows | None = None,
+    saving: Saving | None = None,
 ) -> Results:
     """Every job as often as asked for, the whole round before the next one; every second round backwards. Then what
     follows from their records, in the same way.
@@ -116,7 +119,7 @@ def run_jobs(
     results, progress = Results({}), _Progress(Clock())
     while jobs:
         ahead = follows.ahead(results, jobs) if follows else []
-        results |= _Round(jobs, repeats, out, fresh).run(audience, progress, ahead)
+        results |= _Round(jobs, repeats, out, fresh).run(audience, progress, ahead, saving)
         jobs = follows.more(results) if follows else []
     return results
 
@@ -146,7 +149,7 @@ class _Round:
             self._notes.append(f"{place.name} {differs}: run again")
         return place, None if differs else record
 
-    def run(self, audience: Audience, progress: _Progress, ahead: list[Job]) -> Results:
+    def run(self, audience: Audience, progress: _Progress, ahead: list[Job], saving: Saving | None = None) -> Results:
         records: dict[str, list[Record]] = {job.name: [] for job in self._jobs}
         for note in self._notes:
             audience.note(note)
@@ -161,7 +164,7 @@ class _Round:
                     audience.start(job.name, progress.left(sum(costs[index:]) + later), progress.done, count)
                     with progress.timed(job.cost):
                         record = _run(job, fabrics, audience)
-                    record.save(path)
+                    save_record(record, path, audience, saving)
                 else:
                     record = kept
                 audience.done(record)
@@ -187,7 +190,10 @@ def _find_place(job: Job, path: Path) -> tuple[Path, Record | None]:
 
 
 def _find_kept(job: Job, path: Path) -> Record | None:
-    record = finished(path, job.spec, job.plan, job.takes, job.network)
+    try:
+        record = finished(path, job.spec, job.plan, job.takes, job.network)
+    except UserError:
+        return None  # a damaged one, which stays where it is
     if record is None:
         return None
     made = (record.launch.get("program", ""), record.launch.get("engine", job.engine))

@@ -7,13 +7,15 @@ import io
 import math
 import re
 import tempfile
+from contextlib import suppress
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from tutti.errors import UserError
+from tutti.errors import NotWritten, UserError
+from tutti.files import name_problem
 from tutti.lab.figures import read_figures
 from tutti.lab.record import Record
 
@@ -30,8 +32,9 @@ def write_whole(text: str, path: Path) -> None:
         draft.write_text(text, encoding="utf-8", newline="")
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise NotWritten(f"cannot write {path}: {name_problem(error)}") from None
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -116,7 +119,7 @@ def write_tensorboard(records: list[Record], folder: Path) -> None:
             for name in names:
                 (Path(draft) / name).replace(folder / name)
     except OSError as error:
-        raise UserError(f"cannot write --tensorboard {folder}: {error.strerror}") from None
+        raise NotWritten(f"cannot write --tensorboard {folder}: {name_problem(error)}") from None
 
 
 def _folder_name(index: int, record: Record) -> str:

@@ -9,6 +9,7 @@ those of the report (lab/report).
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
+from tutti.errors import NotWritten
+from tutti.files import name_problem
 from tutti.lab.figures import Figures, read_figures
 from tutti.lab.labels import describe_conditions
 from tutti.lab.record import Record
@@ -56,10 +59,23 @@ STYLE: dict[Any, Any] = {
 
 def draw(records: list[Record], path: Path) -> None:
     """Write the picture; the suffix of the path says the format (.png, .svg)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure = make_figure(records)
-    with matplotlib.rc_context(STYLE):  # how text goes into an SVG is read only now
-        figure.savefig(path, dpi=_DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Whole or not at all; the suffix of the path says the format."""
+    draft = path.with_name(f"{path.name}.draft")
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+    try:
+        with matplotlib.rc_context(STYLE):  # how text goes into an SVG is read only now
+            figure.savefig(draft, format=path.suffix.removeprefix("."), dpi=_DPI, metadata=metadata)
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise NotWritten(f"cannot write {path}: {name_problem(error)}") from None
 
 
 def make_figure(records: list[Record]) -> Figure:

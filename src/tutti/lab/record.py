@@ -11,16 +11,19 @@ import platform
 import shlex
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tutti.errors import UserError
+from tutti.files import name_problem, read_json
+from tutti.lab.record_schema import clean, find_record_fault
 from tutti.lab.times import Times
 from tutti.machine import count_cores
 
-FORMAT = 1
+FORMAT = 1  # fields may be added to it: an older version passes over those that it does not know
 _WARM_UP = 5  # first steps that the distribution of steps leaves out, where there are enough others
 _DIVERGED = 10  # times the loss of the first step: an end like this is no result
 
@@ -132,9 +135,9 @@ class Record:
         else:
             steps = [max(seconds) for seconds in zip(*(m["seconds"] for m in self.measurements), strict=True)]
             mean = math.nan
-        rates = [count / seconds for count, seconds in self.counted(list(zip(samples, steps, strict=True)))]
+        rates = [count / seconds for count, seconds in self.counted(list(zip(samples, steps, strict=True))) if seconds]
         deviation = statistics.stdev(rates) if len(rates) > 1 else 0.0
-        return statistics.fmean(rates) if math.isnan(mean) else mean, deviation
+        return (statistics.fmean(rates) if rates else 0.0) if math.isnan(mean) else mean, deviation
 
     @property
     def bytes_per_step(self) -> float:
@@ -223,37 +226,30 @@ class Record:
         """Written whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps({"format": FORMAT, **asdict(self)}))
-        draft.replace(path)
-
-    def _check(self) -> None:
-        """A TypeError or KeyError unless the figures are figures; whoever reads on relies on it."""
-        kinds = {"name": str, "workers": int, "plan": dict, "launch": dict, "measurements": list}
-        if not all(isinstance(getattr(self, key), kind) for key, kind in kinds.items()):
-            raise TypeError
-        for measurement in self.measurements:
-            for key in ("seconds", "hidden", "exposed", "samples", "losses"):
-                sum(measurement[key])
-        _ = self.times
+        try:
+            draft.write_text(json.dumps({"format": FORMAT, **asdict(self)}))
+            draft.replace(path)
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: Path) -> Record:
         try:
-            data = json.loads(path.read_text())
+            data = read_json(path)
         except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from None
+            raise UserError(f"cannot read {path}: {name_problem(error)}") from None
         except ValueError:
             raise UserError(f"{path} is no record of a run: it is not whole, or not JSON") from None
-        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise UserError(f"{path} is a record of another version of tutti (this one reads format {FORMAT})")
-        try:
-            record = cls(**data)
-            record._check()
-            return record
-        except (TypeError, KeyError, ValueError):
-            raise UserError(
-                f"{path} is no whole record of a run: its fields are not those of format {FORMAT}"
-            ) from None
+        data = clean(data)
+        fault = find_record_fault(data)
+        if fault:
+            raise UserError(f"{path} is no whole record of a run: {fault}")
+        known = {each.name for each in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})
 
 
 def describe_command() -> str:

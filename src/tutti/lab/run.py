@@ -13,8 +13,9 @@ from tutti.algorithms.base import Algorithm
 from tutti.clock import Clock
 from tutti.comm.lossy import check_wire
 from tutti.engine import check
-from tutti.errors import UserError
+from tutti.errors import UserError, printable
 from tutti.lab.record import Record, describe_command, describe_machine, describe_versions
+from tutti.lab.saving import Saving
 from tutti.launch import LaunchOptions, Report, WorkerFunction, launch
 from tutti.networks.base import Network
 from tutti.resuming import Keeping
@@ -54,7 +55,8 @@ class Entry:
 
     @classmethod
     def read(cls, spec: str, name: str = "") -> Entry:
-        return cls(name or spec, parse(spec, Algorithm))
+        algorithm = parse(spec, Algorithm)
+        return cls(printable(" ".join((name or spec).split())), algorithm)
 
     def adapt(self, plan: Plan) -> Plan:
         return dataclasses.replace(plan, **self.changes)
@@ -109,8 +111,10 @@ def run_entries(
     resume: bool = False,
     save: Path | None = None,
     keeping: Keeping | None = None,
+    saving: Saving | None = None,
 ) -> list[Record]:
-    """Run them in the order given; each record is on disk before the next run begins. `save` gets the mean model."""
+    """Run them in the order given; each record is on disk before the next run begins. `save` gets the mean model.
+    With `saving`, a full disk ends nothing."""
     kept = (keeping,) if keeping else ()
     args = (str(save.resolve()) if save else "", *kept) if save or kept else ()
     records = []
@@ -121,13 +125,33 @@ def run_entries(
         record = _find_kept(entry, own, options, out, audience) if resume else None
         if record is None:
             audience.start(entry.name, entry.algorithm.spell(), index, len(entries))
-            record = run_once(entry, own, options, audience.event, args=args)
+            record = run_once(entry, own, options, hear_both(audience, saving), args=args)
             if record is None:
                 continue  # another node or rank has worker 0
-            record.save(find_record(out, entry, index))
+            save_record(record, find_record(out, entry, index), audience, saving)
         audience.done(record)
         records.append(record)
     return records
+
+
+def save_record(record: Record, path: Path, audience: Audience, saving: Saving | None) -> None:
+    """With `saving` it may have to wait, which the audience is told."""
+    if saving is None:
+        record.save(path)
+    elif reason := saving.save(record, path):
+        audience.note(f"cannot write {path}: {reason}; the record stays in memory")
+
+
+def hear_both(audience: Audience, saving: Saving | None) -> Report:
+    """For the events of a run."""
+
+    def listen(event: dict[str, Any]) -> None:
+        if event.get("event") != "problem":
+            audience.event(event)
+        elif saving is None or saving.hear(event):
+            audience.note(str(event["problem"]))
+
+    return listen
 
 
 def find_record(out: Path, entry: Entry, index: int = 1) -> Path:
@@ -173,7 +197,11 @@ def _find_kept(entry: Entry, plan: Plan, options: LaunchOptions, out: Path, audi
     options, spec = entry.launch_options(options), str(entry.algorithm)
     reasons = []
     for path in sorted(out.glob(f"*-{entry.label}.json")):
-        record = finished(path, spec, plan, options.workers, network)
+        try:
+            record = finished(path, spec, plan, options.workers, network)
+        except UserError as error:
+            reasons.append(f"{error}: run again")
+            continue
         differs = find_difference(record, options) if record else ""
         if record and not differs:
             return record

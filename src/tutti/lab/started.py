@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tutti import __version__
-from tutti.errors import UserError
+from tutti.errors import NotWritten, UserError
+from tutti.files import TEXT_LIMIT, name_problem, read_json
+from tutti.lab.record_schema import find_started_fault
 
 FORMAT = 1
 _PATHS = ("save", "data", "tensorboard", "tls_cert", "tls_key", "tls_ca")
@@ -45,10 +47,13 @@ class Started:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(".draft")
-            draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-            draft.replace(path)
+            try:
+                draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from None
+            raise NotWritten(f"cannot write {path}: {name_problem(error)}") from None
 
     def finish(self, out: Path, record: Path) -> None:
         dataclasses.replace(self, finished=str(record.relative_to(out))).write(out)
@@ -58,17 +63,23 @@ class Started:
         """Of a run that is not finished."""
         path = _find_file(out)
         try:
-            data = json.loads(path.read_text())
-            started = cls(**data)
+            data = read_json(path, TEXT_LIMIT)
         except FileNotFoundError:
             raise UserError(
                 f"{out} holds no run to continue: there is no {path}, which tutti run --checkpoint-every N --out {out} "
                 "writes at its start"
             ) from None
         except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, TypeError):
-            raise UserError(f"{path} is damaged, or of another version of tutti than {__version__}") from None
+            raise UserError(f"cannot read {path}: {name_problem(error)}") from None
+        except ValueError:
+            raise UserError(f"{path} is damaged: it is not whole, or not JSON") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise UserError(f"{path} is of another version of tutti, or no file of a run (this is {__version__})")
+        fault = find_started_fault(data)
+        if fault:
+            raise UserError(f"{path} is damaged: {fault}")
+        known = {each.name for each in dataclasses.fields(cls)}
+        started = cls(**{key: value for key, value in data.items() if key in known})
         if started.finished:
             raise UserError(f"the run in {out} is finished; its record is {out / started.finished}")
         return started

@@ -12,13 +12,15 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from tutti.algorithms.base import Algorithm
 from tutti.errors import UserError
+from tutti.files import name_problem, read_json
 from tutti.lab.export import write_whole
+from tutti.lab.schema import Count, Number, find_fault
 from tutti.lab.units import format_percent
 from tutti.machine import find_cache
 from tutti.partitions.base import Partition
@@ -65,18 +67,48 @@ class Tuned:
         return f"{values} ({format_percent(self.accuracy)}{length}, {seeds}, {self.when[:10]})"
 
 
+class _Values(TypedDict, total=False):
+    """Of a plan."""
+
+    lr: Number
+    momentum: Number
+    optimizer: str
+    schedule: str
+
+
+class _Entry(TypedDict, total=False):
+    """As Tuned has it."""
+
+    key: Required[dict[str, Any]]
+    plan: Required[_Values]
+    accuracy: Required[Number]
+    when: Required[str]
+    samples: Required[Count | None]
+    seeds: Required[Count]
+    trained: Count
+
+
+class _File(TypedDict):
+    format: Required[int]
+    entries: Required[list[_Entry]]
+
+
 def read_tuned(path: Path) -> list[Tuned]:
     if not path.exists():
         return []
     try:
-        data = json.loads(path.read_text())
-        if data["format"] != FORMAT:
-            raise UserError(f"{path} was written by another version of tutti; remove it and sweep again")
-        return [Tuned(**entry) for entry in data["entries"]]
+        data = read_json(path)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError):
+        raise UserError(f"cannot read {path}: {name_problem(error)}") from None
+    except ValueError:
         raise UserError(f"{path} is no file of tuned values; remove it and sweep again") from None
+    if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
+        raise UserError(f"{path} was written by another version of tutti; remove it and sweep again")
+    fault = find_fault(data, _File)
+    if fault:
+        raise UserError(f"{path} is no file of tuned values: {fault}; remove it and sweep again")
+    known = {each.name for each in fields(Tuned)}
+    return [Tuned(**{key: value for key, value in entry.items() if key in known}) for entry in data["entries"]]
 
 
 def store_tuned(entries: Sequence[Tuned], path: Path) -> list[Tuned]:

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from tutti.errors import UserError
+from tutti.files import name_problem, read_text
 from tutti.topologies.base import Topology, find_unreached
 
-_TEXT = re.compile(r"\d+(-\d+)+(\+\d+(-\d+)+)*")
-_LINE = re.compile(r"\s*(\d+)[\s,-]+(\d+)\s*")
+_WORKER = r"[0-9]{1,18}"
+_TEXT = re.compile(rf"{_WORKER}(-{_WORKER})+(\+{_WORKER}(-{_WORKER})+)*")
+_LINE = re.compile(rf"\s*({_WORKER})[\s,-]+({_WORKER})\s*")
+_LINKS_LIMIT = 1 << 17  # characters: as a part of a spec, which has a limit of its own
 
 
 @dataclass
@@ -75,10 +78,11 @@ def _find_gap(workers: set[int]) -> int | None:
 def _read(path: str) -> str:
     """The links of a file, as they are typed."""
     try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = read_text(Path(path)).splitlines()
+    except (OSError, ValueError) as error:
         wanted = "neither links such as 0-1-2+1-3 nor a text file with one link per line"
-        raise ValueError(f"edges of 'edge-list' are {wanted}: '{path}'") from None
+        reason = "" if isinstance(error, ValueError | FileNotFoundError) else f" ({name_problem(error)})"
+        raise ValueError(f"edges of 'edge-list' are {wanted}: '{_shorten(path)}'{reason}") from None
     links = []
     for number, line in enumerate(lines, start=1):
         said = line.partition("#")[0]
@@ -86,11 +90,18 @@ def _read(path: str) -> str:
             links.append(_read_line(said, f"{path}, line {number}"))
     if not links:
         raise ValueError(f"{path} holds no link: write two workers in each line, such as 0 1")
-    return "+".join(links)
+    edges = "+".join(links)
+    if len(edges) > _LINKS_LIMIT:
+        raise ValueError(f"{path} holds {len(links):,} links, more than a spec can: at most about 20,000")
+    return edges
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= 200 else f"{path[:100]}…{path[-100:]}"
 
 
 def _read_line(line: str, where: str) -> str:
     match = _LINE.fullmatch(line)
     if match is None:
-        raise ValueError(f"{where}: a link is two workers, such as 0 1, not '{line.strip()}'")
+        raise ValueError(f"{where}: a link is two workers, such as 0 1, not '{_shorten(line.strip())}'")
     return f"{match[1]}-{match[2]}"

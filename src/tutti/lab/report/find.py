@@ -1,28 +1,35 @@
-"""Where the records are: the files of a folder that are records, of this version or of another."""
+"""Where the records are: the files of a folder that are records, of this version or of another, whole or damaged."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.errors import UserError
-from tutti.lab.record import Record
+from tutti.files import RECORD_LIMIT, read_json, read_text
+from tutti.lab.record import FORMAT, Record
 
 
 @dataclass(frozen=True)
 class Found:
-    """A file that is a record; one of another version is told of, but cannot be read."""
+    """A file that is a record; one of another version or a damaged one has a problem and cannot be used."""
 
     path: Path
     record: Record | None
     problem: str = ""
+    damaged: bool = False
 
 
-def load_records(places: Sequence[Path]) -> list[Record]:
-    """The records named, with those of every folder in its place, sorted by their file names."""
-    return [record for place in places for record in (_load_folder(place) if place.is_dir() else [Record.load(place)])]
+def load_records(places: Sequence[Path]) -> tuple[list[Record], list[str]]:
+    """The records named, with those of every folder in its place, sorted by their file names; and what is wrong with
+    those that cannot be used. A UserError where none can."""
+    found = [each for place in places for each in (_look_into(place) if place.is_dir() else [_read(place)])]
+    records = [each.record for each in found if each.record is not None]
+    problems = [each.problem for each in found if each.record is None]
+    if not records:
+        raise UserError("; ".join(problems[:3]) + (f"; and {len(problems) - 3} others" if len(problems) > 3 else ""))
+    return records, problems
 
 
 def passed_over(places: Sequence[Path]) -> list[Path]:
@@ -37,25 +44,41 @@ def find_records(folder: Path, pattern: str = "*.json") -> list[Found]:
     return [each for each in found if each is not None]
 
 
-def _load_folder(folder: Path) -> list[Record]:
+def _look_into(folder: Path) -> list[Found]:
     found = find_records(folder)
     if not found:
         below = sorted({each.path.parent for each in find_records(folder, "**/*.json")})
         where = f"there are some in {below[-1]}" if below else "`tutti run` and `tutti compare` leave them in --out"
         raise UserError(f"there is no record of a run in {folder} itself; {where}")
-    return [each.record or Record.load(each.path) for each in found]
+    return found
 
 
-def _look_at(path: Path) -> Found | None:
+def _read(path: Path) -> Found:
     try:
         return Found(path, Record.load(path))
     except UserError as error:
-        return Found(path, None, str(error)) if _is_of_some_version(path) else None
+        return Found(path, None, str(error), damaged=True)
 
 
-def _is_of_some_version(path: Path) -> bool:
+def _look_at(path: Path) -> Found | None:
+    """None where the file is no record, whole or damaged."""
+    found = _read(path)
+    if found.record is not None:
+        return found
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path)
+    except OSError:
+        return None
+    except ValueError:
+        return found if _begins_like_one(path) else None
+    if not isinstance(data, dict) or not {"format", "measurements"} <= data.keys():
+        return None
+    return Found(path, None, found.problem, damaged=data["format"] == FORMAT)
+
+
+def _begins_like_one(path: Path) -> bool:
+    """As a record that was cut off."""
+    try:
+        return read_text(path, RECORD_LIMIT).startswith('{"format": 1, "name": ')
     except (OSError, ValueError):
         return False
-    return isinstance(data, dict) and {"format", "measurements"} <= data.keys()

@@ -249,10 +249,19 @@ def test_the_mean_model_is_saved(spec: str, tmp_path: Path) -> None:
     assert float(right.float().mean()) == pytest.approx(rows[0]["evaluations"][-1]["accuracy"], abs=1e-3)
 
 
-def test_a_model_that_cannot_be_saved_is_a_sentence(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_saved_there_is_saved_elsewhere_and_the_run_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "model.pt").mkdir()
     (tmp_path / "model.pt" / "taken").touch()
     args = ("ddp", SHORT, str(tmp_path / "model.pt"))
-    with pytest.raises(UserError, match=r"cannot write the model to .*model.pt: Is a directory"):
-        launch(train, args, LaunchOptions(2, engine="threads"), print)
-    assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
+    events: list[dict[str, Any]] = []
+    assert len(launch(train, args, LaunchOptions(2, engine="threads"), events.append)) == 2
+    (elsewhere,) = (each for each in tmp_path.iterdir() if each.name != "model.pt")
+    assert elsewhere.name.startswith("tutti-unsaved-")
+    (saved,) = elsewhere.iterdir()
+    assert torch.load(saved, weights_only=True)
+    (problem,) = (event["problem"] for event in events if event["event"] == "problem")
+    assert str(saved) in problem
+    assert "Is a directory" in problem

@@ -1,4 +1,4 @@
-"""What the reference loop saves behind every so many steps, and goes on from.
+"""What the reference loop saves after every N steps, and goes on from.
 
 Beside the state of the run (checkpoint.py): the schedule, all that was measured so far, what the meter has counted and,
 on a wire that loses messages, which message comes next. So the run that goes on is the run that was stopped: the same

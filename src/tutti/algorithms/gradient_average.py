@@ -11,11 +11,11 @@ on all workers (which one depends on the day, and with it the rounding of the su
 
 `update=bucket` lets the optimizer step on a bucket as soon as its gradient is there, on the lane. With `wait=forward`
 backward does not wait for the rest either: the next forward waits, layer by layer. Both are for loops that do nothing
-with the gradients between `backward()` and `run.step()`, such as clipping, and nothing around the optimizer's step (its
-hooks are not called). With `wait=forward` there are no gradients behind `run.step()`, as behind `zero_grad()`, and
-weights that are not read through a module's forward (a plain `model.state_dict()`) may still be those of the last step:
-use `run.state_dict()`. The lane keeps to backward's order, in which the first layers come last: what is hidden is the
-end of the exchange behind loading and the first layers, not more.
+with the gradients between `backward()` and `run.step()`: reading or changing one there (clipping) is refused, and so
+are hooks around the optimizer's step. With `wait=forward` there are no gradients after `run.step()`, as after
+`zero_grad()`, and weights that are read neither through a module's forward nor by `state_dict()`, but directly
+(`model.parameters()`), may still be those of the step before. The lane keeps to backward's order, in which the first
+layers come last: what is hidden is the end of the exchange behind loading and the first layers, not more.
 
 Paper: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017); Li et al., "PyTorch
 distributed: experiences on accelerating data parallel training" (2020), for buckets and overlap; Peng et al., "A

@@ -13,10 +13,11 @@ mean. Momentum is always the worker's own.
 
 When it is exchanged: with adapt-first behind every step, bucket by bucket, complete when `run.step()` returns. With
 `update=bucket` the optimizer steps on a bucket as soon as its gradient is there, on the lane, and its weights go out
-while backward goes on; for loops that do nothing with the gradients between `backward()` and `run.step()`, and nothing
-around the optimizer's step (its hooks are not called). With combine-first what the weights are exchanged for is known
-before the forward, so the exchange runs on the lane while the whole step computes, and is added behind the optimizer's
-step: one step late, and hidden if it takes no longer than computing. What was begun behind the last step is in vain.
+while backward goes on; for loops that do nothing with the gradients between `backward()` and `run.step()` and have no
+hooks around the optimizer's step, both of which are refused. With combine-first what the weights are exchanged for is
+known before the forward, so the exchange runs on the lane while the whole step computes, and is added behind the
+optimizer's step: one step late, and hidden if it takes no longer than computing. What was begun behind the last step is
+in vain.
 
 Over all-reduce the default, weighted-mean, weighs each worker's weights by `run.samples`: for plain SGD that is the
 step of the whole batch, also when shares differ; with momentum only if a worker's share stays the same. With the

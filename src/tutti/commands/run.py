@@ -57,7 +57,7 @@ _RUN_EXAMPLES = """
   tutti run d-psgd --loss 10%                      every tenth message gets lost
   tutti run d-psgd --save model.pt                 keeps the mean of all workers' models, as a state_dict
   tutti run ddp --tls --deadline 10s
-  tutti run ddp --checkpoint-every 200 --keep 3 --out runs/long    saves the whole run behind every 200 steps
+  tutti run ddp --checkpoint-every 200 --keep 3 --out runs/long    saves the whole run after every 200 steps
   tutti run --continue runs/long                   stopped or killed, it goes on where it was, with the same bits
 """
 _COMPARE_EXAMPLES = """
@@ -165,7 +165,7 @@ def _add_results_of_one(run: argparse.ArgumentParser) -> None:
     results = _add_results(run)
     text = "where the trained model goes, as a state_dict; where workers differ, the mean of theirs"
     results.add_argument("--save", type=Path, metavar="FILE", help=text)
-    text = "save the whole run into --out behind every N steps"
+    text = "save the whole run into --out after every N steps"
     results.add_argument("--checkpoint-every", type=positive, metavar="N", help=text)
     results.add_argument("--keep", type=positive, metavar="K", help="how many checkpoints stay (default: 1)")
     text = "go on with the run that was started with --checkpoint-every N --out DIR; its options are known"
